@@ -1,0 +1,44 @@
+"""One run per result folder: the second one is told who holds it.
+
+The lock is the kernel's (flock), so that it ends with the process that holds it, however that ends.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+from entrypoint.errors import TransientError
+
+
+@contextmanager
+def held(path: Path) -> Iterator[None]:
+    """Holds the lock file at `path` for the block; TransientError names the holder when another process has it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+b") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise TransientError(
+                f"{path.parent.parent}: another run works on this folder ({_holder(path)}); wait for it, or give the "
+                "experiment another name"
+            ) from None
+        holder = {"host": socket.gethostname(), "pid": os.getpid(), "since": datetime.now(UTC).isoformat()}
+        handle.truncate(0)
+        handle.write(json.dumps(holder).encode())
+        handle.flush()
+        yield
+
+
+def _holder(path: Path) -> str:
+    try:
+        holder = json.loads(path.read_bytes())
+        return f"process {holder['pid']} on {holder['host']} since {holder['since']}"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "its name is not known"

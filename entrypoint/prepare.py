@@ -1,0 +1,180 @@
+"""From a job file to a Plan: the one place that looks at files, the machine and the environment for it.
+
+In: a JobSpec, the program's root folder, the environment. Out: a Prepared job, or the first thing that makes it
+impossible; `plan` shows the rest of the picture before it says so.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from entrypoint import host, source, task_plan
+from entrypoint.catalog import Catalog, Profile, load_catalog
+from entrypoint.checkpoint import Checkpoint, inspect
+from entrypoint.completion import early_conflicts
+from entrypoint.errors import CheckpointError, EvalcrateError, JobError, MachineError
+from entrypoint.job import JobSpec
+from entrypoint.layout import Layout
+from entrypoint.placement import place
+from entrypoint.plan import Plan, TaskPlan, max_model_len, resolve
+from entrypoint.task_plan import TaskSources
+
+_TEMPLATE_NAMES = {
+    "add_generation_prompt",
+    "chat_template",
+    "continue_final_message",
+    "conversation",
+    "messages",
+    "strftime_now",
+    "tokenize",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prepared:
+    """`tasks` are known as soon as the job is, the rest is None where it can't be; with refusals it is only shown."""
+
+    job: JobSpec
+    tasks: tuple[TaskPlan, ...]
+    checkpoint: Checkpoint | None
+    machine: host.Host | None
+    plan: Plan | None
+    refusals: tuple[EvalcrateError, ...]
+
+
+def root() -> Path:
+    """The folder that holds profiles/, patches/, tasks/ and jobs/."""
+    return Path(__file__).parent.parent
+
+
+def prepare(job: JobSpec, environ: Mapping[str, str], *, force: bool = False) -> Prepared:
+    """Looks at everything that can be looked at; the refusals come in the order in which a run would meet them."""
+    home = root()
+    catalog = load_catalog(home)
+    sources = TaskSources(root=home, tree=None, series=source.series_digest(home / "patches/evalchemy"))
+    tasks = task_plan.resolve_tasks(job, catalog, sources)
+    checkpoint: Checkpoint | None = None
+    machine: host.Host | None = None
+    plan: Plan | None = None
+    refusals: list[EvalcrateError] = []
+    try:
+        sources = replace(sources, tree=_tree(home, tasks, environ))
+        refusals += task_plan.refusals(tasks, catalog, sources)
+        checkpoint = inspect(job.checkpoint)
+        machine = host.look(home, environ, gpus=job.engine.kind == "vllm" and job.engine.profile != "cpu")
+        plan = _plan(job, catalog, tasks, checkpoint, machine, sources)
+        refusals += _later(plan, environ, force)
+    except EvalcrateError as err:
+        refusals.append(err)
+    return Prepared(job=job, tasks=tasks, checkpoint=checkpoint, machine=machine, plan=plan, refusals=tuple(refusals))
+
+
+def _tree(home: Path, tasks: tuple[TaskPlan, ...], environ: Mapping[str, str]) -> Path | None:
+    """The patched benchmark source, where a task needs it and it is there."""
+    if not any(task.harness == "evalchemy" for task in tasks):
+        return None
+    return source.find_tree(home / "patches/evalchemy", source.cache_root(environ))
+
+
+def _later(plan: Plan, environ: Mapping[str, str], force: bool) -> Iterator[EvalcrateError]:
+    """What would stop the run after its plan is made, as far as it can be known now."""
+    layout = layout_of(plan)
+    place = next(p for p in (layout.root, *layout.root.parents) if p.exists())
+    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+        yield MachineError(
+            f"results: {layout.root}: can't be written at {place}; make it a folder that uid {os.getuid()} can write, "
+            "or set results: to another one"
+        )
+    key = plan.placement.engine.api_key_env
+    if key is not None and not environ.get(key):
+        yield JobError(f"engine.api_key_env: {key}: is not set; export it, or leave the key out")
+    conflicts = () if force else early_conflicts(plan, layout)
+    if conflicts:
+        yield conflict(layout, "; ".join(conflicts))
+
+
+def _plan(
+    job: JobSpec,
+    catalog: Catalog,
+    tasks: tuple[TaskPlan, ...],
+    checkpoint: Checkpoint,
+    machine: host.Host,
+    sources: TaskSources,
+) -> Plan:
+    template = _template(job, checkpoint)
+    length = max_model_len(job, tasks)
+    for task in tasks:
+        if task.sampling.max_tokens >= length:
+            raise JobError(
+                f"sampling.max_tokens: {task.sampling.max_tokens} ({task.name}): leaves no room for a prompt in "
+                f"engine.max_model_len {length}; lower it or raise engine.max_model_len"
+            )
+    placement = place(
+        job,
+        catalog,
+        checkpoint,
+        machine,
+        template=template,
+        folders=task_plan.folders(tasks, sources),
+        max_model_len=length,
+    )
+    profile = None if placement.profile is None else catalog.profile(placement.profile)
+    return resolve(job, tasks, checkpoint, template, placement, _warnings(job, checkpoint, length, profile))
+
+
+def _template(job: JobSpec, checkpoint: Checkpoint) -> str | None:
+    """The chat template's text; a checkpoint without one is refused, since scores without it would mean nothing."""
+    if taken := sorted(_TEMPLATE_NAMES & set(job.chat_template_kwargs)):
+        raise JobError(f"chat_template_kwargs: {taken[0]}: is given by the program itself; leave it out")
+    if job.chat_template == "none":
+        return None
+    if job.chat_template == "auto":
+        if checkpoint.template is None:
+            raise CheckpointError(
+                f"{checkpoint.path}: no chat template (chat_template.jinja or tokenizer_config.json); give a file in "
+                "chat_template:, or chat_template: none for a base model"
+            )
+        return checkpoint.template
+    try:
+        return Path(job.chat_template).read_text(encoding="utf-8")
+    except (OSError, ValueError) as err:
+        raise JobError(f"chat_template: {job.chat_template}: can't be read ({err}); give auto, none or a file") from err
+
+
+def _warnings(job: JobSpec, checkpoint: Checkpoint, length: int, profile: Profile | None) -> tuple[str, ...]:
+    found = []
+    limit = checkpoint.max_position_embeddings
+    if limit is not None and length > limit:
+        found.append(
+            f"engine.max_model_len {length} is more than the checkpoint's max_position_embeddings {limit}; "
+            "the engine may refuse it"
+        )
+    if not job.engine.vram_clamp:
+        found.append("engine.vram_clamp is off: the profile's memory fraction is trusted whatever else uses the card")
+    if job.engine.kind == "endpoint":
+        found.append("engine.kind endpoint: what the server does with seeds and sampling can't be proved from here")
+    if profile is not None and not profile.tested:
+        found.append(f"engine.profile {profile.name} was not run by the authors of this version")
+    return tuple(found)
+
+
+def conflict(layout: Layout, told: str) -> JobError:
+    """The refusal of a run that would replace complete results."""
+    return JobError(
+        f"{layout.root}: holds results that were made differently: {told}; give the experiment another name, or "
+        "replace them with --force"
+    )
+
+
+def layout_of(plan: Plan) -> Layout:
+    what, where = plan.evaluation, plan.placement
+    return Layout(
+        results=Path(where.results),
+        experiment=what.experiment,
+        step=what.step,
+        limit=what.limit,
+        model=where.model_name,
+    )
