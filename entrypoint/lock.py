@@ -13,15 +13,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import IO
 
-from entrypoint.errors import TransientError
+from entrypoint.errors import MachineError, TransientError
 
 
 @contextmanager
 def held(path: Path) -> Iterator[None]:
-    """Holds the lock file at `path` for the block; TransientError names the holder when another process has it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a+b") as handle:
+    """Holds the lock file at `path` for the block; TransientError names the holder when another process has it.
+
+    MachineError when the folder can't be written.
+    """
+    with _opened(path) as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -34,6 +37,17 @@ def held(path: Path) -> Iterator[None]:
         handle.write(json.dumps(holder).encode())
         handle.flush()
         yield
+
+
+def _opened(path: Path) -> IO[bytes]:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path.open("a+b")
+    except OSError as err:
+        raise MachineError(
+            f"results: {path.parent.parent}: can't be written ({err.strerror or err}); make it writable for uid "
+            f"{os.getuid()} or set results: to another folder"
+        ) from err
 
 
 def _holder(path: Path) -> str:

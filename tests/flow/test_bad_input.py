@@ -99,6 +99,12 @@ def test_a_results_folder_that_can_not_be_written_is_named(bench: Bench) -> None
     assert "Traceback" not in err
 
 
+def test_a_file_system_that_takes_no_folder_is_named(bench: Bench) -> None:
+    assert bench.run(results="/proc/results") == 4
+    _, err = bench.said()
+    assert "results: /proc/results" in err
+
+
 def test_of_several_jobs_a_wrong_one_stops_all_before_any_starts(bench: Bench, capsys: Any) -> None:
     good = bench.write()
     bad = bench.folder / "bad.yaml"
