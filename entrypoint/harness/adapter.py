@@ -44,13 +44,10 @@ def run(task: TaskSource, lm: LM, *, seed: int, max_tokens: int, grade: bool) ->
             system_instruction=task.system_instruction,
             grade=grade,
         )
-    return lm_eval_task.run(_settings(task), lm)
-
-
-def _settings(task: TaskSource) -> lm_eval_task.TaskSettings:
-    return lm_eval_task.TaskSettings(
-        name=task.name,
-        folder=Path(task.folder),
+    return lm_eval_task.run(
+        Path(task.folder),
+        task.name,
+        lm,
         num_fewshot=task.num_fewshot,
         fewshot_seed=task.fewshot_seed,
         limit=task.limit,

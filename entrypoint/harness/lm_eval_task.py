@@ -6,7 +6,6 @@ In: task name, the folder of its YAML, few-shot and chat settings, a recording o
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,44 +15,42 @@ from entrypoint.errors import HarnessError
 from entrypoint.harness.lm import Collected
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TaskSettings:
-    """What lm-eval needs to know beyond the model; one few-shot seed for all trials, so that prompts are the same."""
+def run(
+    folder: Path,
+    task_name: str,
+    lm: LM,
+    *,
+    num_fewshot: int,
+    fewshot_seed: int,
+    limit: int | None,
+    system_instruction: str | None,
+    chat: bool,
+) -> dict[str, Any] | None:
+    """lm-eval's result of the one task (`results`, `samples`, `configs` …), or None when `lm` only collected.
 
-    name: str
-    folder: Path
-    num_fewshot: int
-    fewshot_seed: int
-    limit: int | None
-    system_instruction: str | None
-    chat: bool
-
-
-def run(settings: TaskSettings, lm: LM) -> dict[str, Any] | None:
-    """lm-eval's result of the one task (`results`, `samples`, `configs` …), or None when `lm` only collected."""
+    `folder` holds the task's YAML. One few-shot seed serves all trials, so that prompts are the same.
+    """
     from lm_eval.evaluator import simple_evaluate
     from lm_eval.tasks import TaskManager
 
-    manager = TaskManager(include_path=str(settings.folder), include_defaults=False)
+    manager = TaskManager(include_path=str(folder), include_defaults=False)
     try:
-        task = manager.load([settings.name])["tasks"][settings.name]
+        task = manager.load([task_name])["tasks"][task_name]
     except Exception as err:  # a task folder is other people's code: whatever it raises, the task can't be loaded
-        raise HarnessError(
-            f"{settings.name}: lm-eval can't load it from {settings.folder} ({type(err).__name__}: {err})"
-        ) from err
-    _refuse_unsupported(settings.name, task)
+        raise HarnessError(f"{task_name}: lm-eval can't load it from {folder} ({type(err).__name__}: {err})") from err
+    _refuse_unsupported(task_name, task)
     try:
         result: dict[str, Any] | None = simple_evaluate(
             model=lm,
             tasks=[task],
             task_manager=manager,
-            num_fewshot=settings.num_fewshot,
-            limit=settings.limit,
+            num_fewshot=num_fewshot,
+            limit=limit,
             bootstrap_iters=0,
             log_samples=True,
-            system_instruction=settings.system_instruction,
-            apply_chat_template=settings.chat,
-            fewshot_random_seed=settings.fewshot_seed,
+            system_instruction=system_instruction,
+            apply_chat_template=chat,
+            fewshot_random_seed=fewshot_seed,
         )
     except Collected:
         return None
