@@ -38,10 +38,11 @@ def collect_provenance(
     *,
     root: Path,
     image: Mapping[str, Any],
+    isolation: Mapping[str, Any],
     started: datetime,
     finished: datetime | None = None,
 ) -> dict[str, Any]:
-    """`root`: the program's folder; `image`: what the image says of itself, {} outside one.
+    """`root`: the program's folder; `image`: what the image says of itself, {} outside one; `isolation`: of graders.
 
     Versions are None where a package is absent (lark's absence changes scores). Times are aware; they are
     written in UTC. `finished` is None while the run goes on, so that a run that was killed left its
@@ -66,6 +67,7 @@ def collect_provenance(
             "packages": _engine_packages(host),
         },
         "host": _machine(host),
+        "isolation": dict(isolation),
         "image": dict(image),
     }
 

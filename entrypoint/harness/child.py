@@ -1,9 +1,9 @@
 """The child process in which benchmark code runs: `python -m entrypoint.harness.child SPEC.json`.
 
-SPEC holds a mode and jobs, each with a spec, a log and the file its answer goes to. Heavy imports are done once; then
-every job runs in a forked process of its own, at most `parallel` at a time. An answer file says `ok` with the value, or
-the error in one paragraph with its exit code; it appears whole or not at all. Whoever started us (see sandbox.py) ends
-what is left when this process ends.
+SPEC holds a mode, the policy that confines us from the first lines on, and jobs, each with a spec, a log and the file
+its answer goes to. Heavy imports are done once; then every job runs in a forked process of its own, at most `parallel`
+at a time. An answer file says `ok` with the value, or the error in one paragraph with its exit code; it appears whole
+or not at all. Whoever started us (see sandbox.py) ends what is left when this process ends.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from entrypoint import isolation
 from entrypoint.errors import EvalcrateError, HarnessError
 from entrypoint.layout import printable, write_atomic
 from entrypoint.plan import Sampling
@@ -32,6 +33,9 @@ def main(spec_file: str) -> None:
     os.dup2(2, 1)  # benchmark code prints: all of it goes to the log
     request = json.loads(Path(spec_file).read_bytes())
     mode, waiting, running = request["mode"], request["jobs"], 0
+    logs = {job["log"]: os.open(job["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666) for job in waiting}
+    if request["policy"] is not None:
+        isolation.enter(isolation.Policy(**request["policy"]))
     for name in (mode, *sorted({job["spec"]["task"]["harness"] for job in waiting})):
         for module in _PRELOAD[name]:
             importlib.import_module(module)
@@ -39,17 +43,16 @@ def main(spec_file: str) -> None:
         if waiting and running < request["parallel"]:
             job = waiting.pop(0)
             if os.fork() == 0:
-                _run_job(mode, job)
+                _run_job(mode, job, logs[job["log"]])
             running += 1
         else:
             os.wait()
             running -= 1
 
 
-def _run_job(mode: str, job: dict[str, Any]) -> None:
+def _run_job(mode: str, job: dict[str, Any], log: int) -> None:
     """One job in this forked process, which ends here whatever happens."""
     try:
-        log = os.open(job["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         os.dup2(log, 1)
         os.dup2(log, 2)
         write_atomic(Path(job["answer"]), _answer(mode, job["spec"]))

