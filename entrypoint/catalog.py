@@ -28,8 +28,7 @@ class TaskFacts:
     """What a suite says of a task.
 
     `metric` is the lm-eval key of the score to report (None: evalchemy's own accuracy). `data` is where its
-    questions are: in the pinned source tree, in tasks/, or in a hub data set. `pending` says why this version
-    can't run it yet.
+    questions are: in the pinned source tree, in tasks/, or in a hub data set that data.lock.yaml names.
     """
 
     name: str
@@ -39,12 +38,6 @@ class TaskFacts:
     metric: str | None
     max_tokens: int | None
     data: Data
-    pending: str | None
-
-    @property
-    def ready(self) -> bool:
-        """Whether this version can run the task."""
-        return self.pending is None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -130,7 +123,6 @@ class _TaskEntry(Section):
     metric: Line | None = None
     max_tokens: Count | None = None
     data: Data
-    pending: Line | None = None
 
     @model_validator(mode="after")
     def _has_metric(self) -> _TaskEntry:

@@ -27,6 +27,7 @@ SUITES = {
     "science": {"GPQADiamond": 3, "JEEBench": 3, "HLE": 3, "OlympiadBench_Physics": 3},
     "code": {"LiveCodeBench": 6, "LiveCodeBenchv5_official": 6, "LiveCodeBenchv6_official": 6},
     "delphi": {"MATH500": 1, "AIME24": 10, "gsm8k": 1},
+    "instruct": {"ifeval": 1},
     "smoke": {"arithmetic": 3},
 }  # fmt: skip
 
@@ -106,7 +107,11 @@ def test_the_suites_are_the_published_ones_in_their_order(catalog: Catalog) -> N
 
 
 def test_every_task_is_zero_shot_evalchemy_but_the_lm_eval_ones(catalog: Catalog) -> None:
-    lm_eval = {"gsm8k": (5, "exact_match,strict-match"), "arithmetic": (0, "exact_match,boxed")}
+    lm_eval = {
+        "gsm8k": (5, "exact_match,strict-match"),
+        "arithmetic": (0, "exact_match,boxed"),
+        "ifeval": (0, "prompt_level_strict_acc,none"),
+    }
     for name in catalog.task_names():
         task = catalog.task(name)
         assert task is not None
@@ -115,16 +120,6 @@ def test_every_task_is_zero_shot_evalchemy_but_the_lm_eval_ones(catalog: Catalog
         else:
             assert (task.harness, task.num_fewshot, task.metric) == ("evalchemy", 0, None)
         assert task.max_tokens is None
-
-
-def test_tasks_whose_questions_are_not_at_hand_are_pending_with_a_reason(catalog: Catalog) -> None:
-    ready = {"AIME24", "AIME25", "AIME26", "AMC23", "MATH500", "OlympiadBench", "OlympiadBench_Physics"}
-    for name in catalog.task_names():
-        task = catalog.task(name)
-        assert task is not None
-        assert task.ready == (name in ready | {"arithmetic"}), name
-        assert bool(task.pending) != task.ready
-        assert task.data == ("folder" if name == "arithmetic" else "tree" if task.ready else "hub")
 
 
 def test_a_task_is_found_in_the_first_suite_that_has_it(catalog: Catalog) -> None:
@@ -138,7 +133,7 @@ def test_a_task_is_found_in_the_first_suite_that_has_it(catalog: Catalog) -> Non
 def test_an_unknown_suite_names_the_ones_there_are(catalog: Catalog) -> None:
     with pytest.raises(JobError) as caught:
         catalog.suite("maths")
-    known = "code, delphi, math, science, smoke"
+    known = "code, delphi, instruct, math, science, smoke"
     assert str(caught.value) == f"suite: maths: unknown; did you mean math? the known ones are {known}"
     with pytest.raises(JobError, match=f"suite: qqq: unknown; the known ones are {known}"):
         catalog.suite("qqq")
@@ -151,7 +146,7 @@ def test_one_task_means_the_same_in_every_suite_but_for_its_seeds(copy: Path) ->
     assert task is not None
     assert task.seeds == 10
     text = file.read_text()
-    for change in ("num_fewshot: 1", "max_tokens: 5", "pending: not yet", "metric: m"):
+    for change in ("num_fewshot: 1", "max_tokens: 5", "metric: m"):
         file.write_text(text.replace("data: tree", f"data: tree, {change}"))
         assert refusal(copy).startswith('profiles/suites/other.yaml:3: tasks[0].name: "AIME24": differs from ')
 
