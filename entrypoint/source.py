@@ -3,6 +3,7 @@
 In: `patches/evalchemy` (UPSTREAM, series, patches), a cache folder, a git repository. Out: the patched tree.
 Pristine paths are kept per commit and patched trees per series digest: a changed series needs no network.
 Being there proves nothing: pristine files must hash to the git ids in UPSTREAM, patched ones to their stamp.
+A benchmark outside the suites is taken only when it is named, into a patched tree of its own.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
-from entrypoint.errors import EvalcrateError, MachineError
+from entrypoint.errors import EvalcrateError, JobError, MachineError
 
+BENCHMARKS = "eval/chat_benchmarks"
 HOW_TO_GET = "run `evalcrate sources` (EVALCHEMY_REPO: another repository or git directory to take it from)"
 _STAMP = ".complete"
 _TIMEOUT_S = 900
@@ -34,29 +36,59 @@ _PLAIN = "-c core.autocrlf=no -c core.attributesFile= -c apply.ignoreWhitespace=
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Upstream:
-    """The pin: `paths` are (path in the repository, git id of its tree or blob)."""
+    """The pin: `paths` and `extras` are (path in the repository, git id of its tree or blob).
+
+    `paths` are always taken, one of the `extras` when a job names its benchmark. `executable`: the files of mode
+    100755; all others are 100644.
+    """
 
     url: str
     commit: str
     paths: tuple[tuple[str, str], ...]
+    extras: tuple[tuple[str, str], ...]
+    executable: frozenset[str]
+
+    @property
+    def extra_names(self) -> tuple[str, ...]:
+        """The benchmarks that are only taken when they are named."""
+        return tuple(path.removeprefix(f"{BENCHMARKS}/") for path, _ in self.extras)
+
+    def extra(self, name: str) -> Upstream:
+        """The pin of one of the extras alone."""
+        path = f"{BENCHMARKS}/{name}"
+        if name not in self.extra_names:
+            known = ", ".join(self.extra_names) or "none"
+            raise JobError(f"{name}: the pinned evalchemy has no such benchmark outside the suites; it has {known}")
+        return replace(self, paths=tuple(entry for entry in self.extras if entry[0] == path), extras=())
 
 
 def read_upstream(patches_dir: Path) -> Upstream:
-    """Read UPSTREAM: `key: value` lines, `url` and `commit` first, then `path: git object id`."""
+    """Read UPSTREAM: `key: value` lines, `url` and `commit` first, then `path: git object id`.
+
+    After a line `[on demand]` come the extras, and `path: 100755` for their executable files.
+    """
     file = patches_dir / "UPSTREAM"
     values: dict[str, str] = {}
+    sections: dict[bool, dict[str, str]] = {False: values, True: {}}
+    extra = False
     for number, line in enumerate(_read(file).decode("utf-8").splitlines(), start=1):
         if not line.strip() or line.startswith("#"):
             continue
+        if line.strip() == "[on demand]" and not extra:
+            extra = True
+            continue
         key, _, value = (part.strip() for part in line.partition(": "))
-        well_formed = key == "url" or re.fullmatch(r"[0-9a-f]{40}", value)
-        if key in values or not well_formed or PurePosixPath(key).is_absolute() or ".." in key.split("/"):
+        well_formed = key == "url" or re.fullmatch(r"[0-9a-f]{40}", value) or (extra and value == "100755")
+        known = key in values or key in sections[True]
+        if known or not well_formed or PurePosixPath(key).is_absolute() or ".." in key.split("/"):
             raise EvalcrateError(f"{file}:{number}: expected `path: <40 hex digits>`, once, got {line!r}")
-        values[key] = value
+        sections[extra][key] = value
     if "url" not in values or "commit" not in values or len(values) < 3:
         raise EvalcrateError(f"{file}: needs `url`, `commit` and at least one `path: git object id` line")
     url, commit = values.pop("url"), values.pop("commit")
-    return Upstream(url=url, commit=commit, paths=tuple(values.items()))
+    executable = frozenset(path for path, value in sections[True].items() if value == "100755")
+    extras = tuple(entry for entry in sections[True].items() if entry[0] not in executable)
+    return Upstream(url=url, commit=commit, paths=tuple(values.items()), extras=extras, executable=executable)
 
 
 def read_series(patches_dir: Path) -> tuple[str, ...]:
@@ -91,52 +123,86 @@ def cache_root(env: Mapping[str, str]) -> Path:
     return Path(home).absolute() / ".cache" / "evalcrate"
 
 
-def find_tree(patches_dir: Path, cache: Path) -> Path | None:
-    """The patched tree, made offline when just the series is new; None without the pristine paths."""
+def find_tree(patches_dir: Path, cache: Path, extra: str | None = None) -> Path | None:
+    """The patched tree, made offline when just the series is new; None without the pristine paths.
+
+    With `extra` that benchmark lies in it as well, as pinned.
+    """
     upstream = read_upstream(patches_dir)
     name = f"{upstream.commit[:12]}-{series_digest(patches_dir)[:12]}"
-    target = cache / "evalchemy-patched" / name
+    target = cache / "evalchemy-patched" / (name if extra is None else f"{name}-{extra}")
     if _is_whole(target):
         return target
-    pristine = cache / "evalchemy" / upstream.commit
-    if _first_difference(pristine, upstream) is not None:
+    parts = _parts(upstream, cache, extra)
+    if any(_first_difference(pristine, pin) is not None for pristine, pin in parts):
         return None
     with _build_folder(target.parent) as tree:
-        shutil.copytree(pristine, tree, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
-        _apply_series(patches_dir, tree)
+        for pristine, _ in parts:
+            shutil.copytree(
+                pristine, tree, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True
+            )
+        apply_series(patches_dir, tree)
         (tree / _STAMP).write_text(object_id(tree / "eval") + "\n", encoding="ascii")
         _publish(tree, target, _is_whole)
     return target
 
 
-def fetch(patches_dir: Path, cache: Path, repo: str) -> Path:
+def fetch(patches_dir: Path, cache: Path, repo: str, extra: str | None = None) -> Path:
     """Make the patched tree, taking the pinned paths from `repo` unless the cache has them already.
 
     `repo` is a URL, a checkout or a bare git directory; one that lacks objects outside our paths will do.
     Raises MachineError when git or the repository can't be reached, or a path isn't what UPSTREAM says.
     """
-    upstream = read_upstream(patches_dir)
-    pristine = cache / "evalchemy" / upstream.commit
-    if _first_difference(pristine, upstream) is not None:
-        with _build_folder(pristine.parent) as tree:
-            tree.mkdir()
-            _extract(upstream, repo, tree)
-            difference = _first_difference(tree, upstream)
-            if difference is not None:
-                path, expected, got = difference
-                where = f"{_without_secrets(repo)}: {path} at commit {upstream.commit}"
-                raise MachineError(f"{where} has git id {got}, UPSTREAM says {expected}; {HOW_TO_GET}")
-            _publish(tree, pristine, lambda there: _first_difference(there, upstream) is None)
-    found = find_tree(patches_dir, cache)
+    fetch_pristine(patches_dir, cache, repo, extra)
+    found = find_tree(patches_dir, cache, extra)
     if found is None:
-        raise MachineError(f"{pristine}: changed while it was being read; run the same command again")
+        raise MachineError(f"{cache}: changed while it was being read; run the same command again")
     return found
 
 
-def object_id(path: Path) -> str:
+def fetch_pristine(patches_dir: Path, cache: Path, repo: str, extra: str | None = None) -> None:
+    """Take what `fetch` takes, without patching it: the series may be the very thing that is looked at."""
+    for pristine, pin in _parts(read_upstream(patches_dir), cache, extra):
+        if _first_difference(pristine, pin) is not None:
+            _fetch_part(pristine, pin, repo, how_to_get(extra))
+
+
+def how_to_get(extra: str | None) -> str:
+    """The command that gets the source, with the benchmark that has to be named."""
+    return HOW_TO_GET if extra is None else HOW_TO_GET.replace("evalcrate sources", f"evalcrate sources {extra}")
+
+
+def pristine_tree(patches_dir: Path, cache: Path) -> Path | None:
+    """The unpatched pinned paths, None where they are not whole."""
+    upstream = read_upstream(patches_dir)
+    ((pristine, _),) = _parts(upstream, cache, None)
+    return None if _first_difference(pristine, upstream) else pristine
+
+
+def _parts(upstream: Upstream, cache: Path, extra: str | None) -> tuple[tuple[Path, Upstream], ...]:
+    """Where the pristine paths lie and what they are: the ones of every tree, and the extra's."""
+    always = (cache / "evalchemy" / upstream.commit, upstream)
+    if extra is None:
+        return (always,)
+    return always, (cache / "evalchemy-extra" / f"{upstream.commit[:12]}-{extra}", upstream.extra(extra))
+
+
+def _fetch_part(pristine: Path, pin: Upstream, repo: str, how: str) -> None:
+    with _build_folder(pristine.parent) as tree:
+        tree.mkdir()
+        _extract(pin, repo, tree, how)
+        difference = _first_difference(tree, pin)
+        if difference is not None:
+            path, expected, got = difference
+            where = f"{_without_secrets(repo)}: {path} at commit {pin.commit}"
+            raise MachineError(f"{where} has git id {got}, UPSTREAM says {expected}; {how}")
+        _publish(tree, pristine, lambda there: _first_difference(there, pin) is None)
+
+
+def object_id(path: Path, executable: frozenset[Path] = frozenset()) -> str:
     """The git id of a file or folder, from names and bytes; `__pycache__` is left out.
 
-    Every file counts as mode 100644: the pin holds no other kind, and some file systems mark all executable.
+    Every file counts as mode 100644 unless it is named: some file systems mark all files executable.
     """
     if path.is_dir():
         entries = [(os.fsencode(entry.name), entry.is_dir(), entry) for entry in path.iterdir()]
@@ -144,8 +210,8 @@ def object_id(path: Path) -> str:
         # git sorts folders as if their names ended in a slash
         for name, is_dir, entry in sorted(entries, key=lambda item: item[0] + b"/" * item[1]):
             if name != b"__pycache__":
-                mode = b"40000" if is_dir else b"100644"
-                content += b"%s %s\0%s" % (mode, name, bytes.fromhex(object_id(entry)))
+                mode = b"40000" if is_dir else b"100755" if entry in executable else b"100644"
+                content += b"%s %s\0%s" % (mode, name, bytes.fromhex(object_id(entry, executable)))
     else:
         kind, content = b"blob", path.read_bytes()
     return hashlib.sha1(b"%s %d\0" % (kind, len(content)) + content, usedforsecurity=False).hexdigest()
@@ -153,8 +219,9 @@ def object_id(path: Path) -> str:
 
 def _first_difference(tree: Path, upstream: Upstream) -> tuple[str, str, str] | None:
     """(path, expected id, id found or `nothing`) of the first path that isn't what the pin says."""
+    executable = frozenset(tree / path for path in upstream.executable)
     for path, expected in upstream.paths:
-        got = object_id(tree / path) if (tree / path).exists() else "nothing"
+        got = object_id(tree / path, executable) if (tree / path).exists() else "nothing"
         if got != expected:
             return path, expected, got
     return None
@@ -209,24 +276,26 @@ def _publish(tree: Path, target: Path, is_whole: Callable[[Path], bool]) -> None
     raise MachineError(f"{target}: another run keeps replacing it; run the same command again")
 
 
-def _apply_series(patches_dir: Path, tree: Path) -> None:
+def apply_series(patches_dir: Path, tree: Path) -> None:
+    """Apply all patches, in order, without fuzz; EvalcrateError names the first that doesn't apply."""
+    for name in read_series(patches_dir):
+        apply_patch(patches_dir / name, tree)
+
+
+def apply_patch(patch: Path, tree: Path) -> None:
     """Apply with git finding no repository around: in one, it skips files outside it and reports success."""
-    before = object_id(tree / "eval")
+    patch, before = patch.absolute(), object_id(tree / "eval")
     environment = {"GIT_CEILING_DIRECTORIES": os.path.realpath(tree.parent), "GIT_CONFIG_GLOBAL": os.devnull}
     environment |= {"GIT_CONFIG_NOSYSTEM": "1", "GIT_ATTR_NOSYSTEM": "1"}
-    for name in read_series(patches_dir):
-        patch = (patches_dir / name).absolute()
-        try:
-            _git(*_PLAIN.split(), "apply", str(patch), cwd=tree, environment=environment)
-        except _GitFailed as error:
-            raise EvalcrateError(f"{patch}: does not apply to the pinned evalchemy: {error}") from error
-        after = object_id(tree / "eval")
-        if after == before:
-            raise EvalcrateError(f"{patch}: git apply changed nothing")
-        before = after
+    try:
+        _git(*_PLAIN.split(), "apply", str(patch), cwd=tree, environment=environment)
+    except _GitFailed as error:
+        raise EvalcrateError(f"{patch}: does not apply to the pinned evalchemy: {error}") from error
+    if object_id(tree / "eval") == before:
+        raise EvalcrateError(f"{patch}: git apply changed nothing")
 
 
-def _extract(upstream: Upstream, repo: str, tree: Path) -> None:
+def _extract(upstream: Upstream, repo: str, tree: Path, how: str) -> None:
     """Write the pinned paths under `tree`, raw: `git archive` would follow attributes and settings."""
     is_url = "://" in repo
     try:
@@ -237,12 +306,31 @@ def _extract(upstream: Upstream, repo: str, tree: Path) -> None:
         blobs = {path: fields.split()[2] for fields, _, path in entries}
         if is_url:
             _fetch_blobs(at, blobs.values())
-        for path, blob in blobs.items():
+        for path, content in _contents(at, blobs):
             (tree / path).parent.mkdir(parents=True, exist_ok=True)
-            (tree / path).write_bytes(_git(at, "cat-file", "blob", blob))
+            (tree / path).write_bytes(content)
     except _GitFailed as error:
         where = f"{_without_secrets(repo)}: can't take commit {upstream.commit} from it"
-        raise MachineError(f"{where}: {error}; {HOW_TO_GET}") from error
+        raise MachineError(f"{where}: {error}; {how}") from error
+
+
+def _contents(at: str, blobs: Mapping[str, str]) -> Iterator[tuple[str, bytes]]:
+    """(path, content) of all blobs, from one git process; _GitFailed names the paths that the repository lacks."""
+    out = _git(at, "cat-file", "--batch", input="".join(f"{blob}\n" for blob in blobs.values()).encode())
+    start, found, missing = 0, [], []
+    for path in blobs:
+        end = out.index(b"\n", start)
+        _, *kind = out[start:end].split()
+        size = int(kind[1]) if len(kind) == 2 else 0
+        if len(kind) == 2:
+            found.append((path, out[end + 1 : end + 1 + size]))
+            start = end + size + 2
+        else:
+            missing.append(path)
+            start = end + 1
+    if missing:
+        raise _GitFailed(f"it lacks {', '.join(missing[:3])}{f' and {len(missing) - 3} more' * (len(missing) > 3)}")
+    yield from found
 
 
 def _local_git_dir(repo: str) -> Path:

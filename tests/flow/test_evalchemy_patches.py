@@ -317,17 +317,18 @@ def test_repetitions_are_upstreams_own_unless_asked(asked: dict[str, Any]) -> No
     assert asked["own"] == UPSTREAM_REPEATS
 
 
+def contents(tree: Path) -> dict[str, bytes]:
+    files = (file for file in (tree / "eval").rglob("*") if file.is_file() and "__pycache__" not in file.parts)
+    return {str(file.relative_to(tree)): file.read_bytes() for file in files}
+
+
 def test_the_patches_apply_to_the_pristine_tree_and_touch_only_what_they_say(evalchemy_tree: Path) -> None:
     pristine = evalchemy_tree.parent.parent / "evalchemy" / source.read_upstream(PATCHES).commit
     if not pristine.exists():
         pytest.skip(f"no pristine tree at {pristine}: only the patched one is installed here")
     named = set(re.findall(r"^\+\+\+ b/(.+)$", "".join(file.read_text() for file in PATCHES.glob("*.patch")), re.M))
-    changed = {
-        str(file.relative_to(pristine))
-        for file in pristine.rglob("*")
-        if file.is_file() and file.read_bytes() != (evalchemy_tree / file.relative_to(pristine)).read_bytes()
-    }
-    assert changed == named
+    before, after = contents(pristine), contents(evalchemy_tree)
+    assert {path for path in before | after if before.get(path) != after.get(path)} == named
 
 
 if __name__ == "__main__":
