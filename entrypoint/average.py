@@ -63,15 +63,22 @@ def write_average(layout: Layout, task: TaskPlan, trials: Mapping[int, Mapping[s
 
 
 def _row(name: str, seed: int, example: Mapping[str, Any]) -> dict[str, Any]:
-    """One sample under one seed: `correct` is 1 or 0, or a float where the benchmark gives partial credit."""
+    """One sample under one seed."""
     return {
         "id": example["id"],
-        "correct": int(example["correctness"]) if "correctness" in example else float(example["score"][0]),
+        "correct": _credit(example),
         "dataset_name": name,
         "model_name": f"{name}_seed{seed}",
         "base_model_name": name,
         "seed": seed,
     }
+
+
+def _credit(example: Mapping[str, Any]) -> int | float | None:
+    """1 or 0, a float where the benchmark gives partial credit, None where it tells no verdict per example."""
+    if "correctness" in example:
+        return int(example["correctness"])
+    return float(example["score"][0]) if "score" in example else None
 
 
 def _csv(rows: Sequence[Mapping[str, Any]]) -> bytes:

@@ -18,7 +18,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from entrypoint.errors import EvalcrateError, Interrupted, TransientError
+from entrypoint.errors import EvalcrateError, Interrupted, MachineError, TransientError
 
 if TYPE_CHECKING:
     from entrypoint.job import JobSpec
@@ -106,9 +106,46 @@ def _parser() -> argparse.ArgumentParser:
             command.add_argument("--dry-run", action="store_true", help="the same as the command plan")
     schema = commands.add_parser("schema", help="print the JSON schema of a job file, for editors")
     schema.set_defaults(command=_schema)
+    _add_data(commands)
+    doctor = commands.add_parser("doctor", help="what this machine can do, and what isolates graders on it")
+    doctor.add_argument("--json", action="store_true", help="print the result as JSON on stdout")
+    doctor.set_defaults(command=_doctor)
     sources = commands.add_parser("sources", help="get the pinned benchmark source (EVALCHEMY_REPO) and patch it")
+    sources.add_argument("names", nargs="*", metavar="NAME", help="a benchmark outside the suites, such as AIW")
     sources.set_defaults(command=_sources)
+    patches = commands.add_parser("patches", help="look at the patch series of the benchmark source")
+    actions = patches.add_subparsers(required=True, metavar="ACTION")
+    action = actions.add_parser("check", help="verify that every patch applies, is described in full, and is needed")
+    action.set_defaults(command=_patches_check)
     return parser
+
+
+def _add_data(commands: Any) -> None:
+    data = commands.add_parser("data", help="get the pinned data sets, or check the ones that are here")
+    actions = data.add_subparsers(required=True, metavar="ACTION")
+    helps = {
+        "fetch": "get data sets from the hub into the data folder (network; HF_TOKEN for gated ones)",
+        "verify": "read every data file again and compare it with the lock",
+    }
+    for name, text in helps.items():
+        action = actions.add_parser(name, help=text, description=text)
+        action.add_argument("jobs", nargs="*", type=Path, metavar="JOB", help="only the data of these jobs, in theirs")
+        action.add_argument("--suite", action="append", default=[], help="only the data of this suite")
+        action.add_argument("--task", action="append", default=[], help="only the data of this task")
+        action.add_argument("--data", type=Path, metavar="DIR", help="data folder (default: the job's, or the cache's)")
+        action.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
+        action.set_defaults(command=_data, action=name)
+        if name == "fetch":
+            action.add_argument("--pin", action="store_true", help="write what was fetched into data.lock.yaml as well")
+        else:
+            action.add_argument("--json", action="store_true", help="print the result as JSON on stdout")
+
+
+def _data(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    from entrypoint import data_command
+
+    action: Callable[[argparse.Namespace, Mapping[str, str]], int] = getattr(data_command, arguments.action)
+    return action(arguments, environ)
 
 
 def _version() -> str:
@@ -125,14 +162,42 @@ def _schema(_: argparse.Namespace, __: Mapping[str, str]) -> int:
     return 0
 
 
-def _sources(_: argparse.Namespace, environ: Mapping[str, str]) -> int:
+def _doctor(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    from entrypoint import doctor
+    from entrypoint.prepare import root
+
+    found = doctor.examine(root(), environ)
+    print(json.dumps(found, indent=2, ensure_ascii=False) if arguments.json else doctor.as_text(found))
+    return 0
+
+
+def _sources(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
     from entrypoint import source
     from entrypoint.prepare import root
 
     patches = root() / "patches/evalchemy"
     repo = environ.get("EVALCHEMY_REPO") or source.read_upstream(patches).url
-    print(source.fetch(patches, source.cache_root(environ), repo))
+    for name in arguments.names or [None]:
+        print(source.fetch(patches, source.cache_root(environ), repo, name))
     return 0
+
+
+def _patches_check(_: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    from entrypoint import patch_series, source
+    from entrypoint.prepare import root
+
+    patches, cache = root() / "patches/evalchemy", source.cache_root(environ)
+    if environ.get("EVALCHEMY_REPO") and source.pristine_tree(patches, cache) is None:
+        source.fetch_pristine(patches, cache, environ["EVALCHEMY_REPO"])
+    found = patch_series.check(patches, root(), source.pristine_tree(patches, cache))
+    for one in found.verdicts:
+        state = "faulty" if one.faults else "ok"
+        print(f"{one.name}: {state}, {one.changed} lines, scores {one.scores or 'not told'}")
+    for what in found.unchecked:
+        print(f"not checked: {what}")
+    if found.all_faults:
+        raise EvalcrateError(f"{patches}: the series does not hold together: {'; '.join(found.all_faults)}")
+    return MachineError.exit_code if found.unchecked else 0
 
 
 def _each_job(arguments: argparse.Namespace, work: Callable[[JobSpec], EvalcrateError | None]) -> int:
@@ -173,9 +238,11 @@ def _plan(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
 def _started(arguments: argparse.Namespace, job: JobSpec, environ: Mapping[str, str]) -> Iterator[Run]:
     """A Run for the job, with its folder locked and the start of its provenance written."""
     from entrypoint import lock
+    from entrypoint.data_folder import check_contents
     from entrypoint.prepare import layout_of, prepare
     from entrypoint.progress import Lines
     from entrypoint.run import Run
+    from entrypoint.source import cache_root
 
     force = getattr(arguments, "force", False)
     prepared = prepare(job, environ, force=force)
@@ -194,6 +261,8 @@ def _started(arguments: argparse.Namespace, job: JobSpec, environ: Mapping[str, 
             cores=len(os.sched_getaffinity(0)),
         )
         run.begin()
+        if arguments.stage in ("run", "collect", "grade"):
+            check_contents(prepared.plan.placement.data, cache_root(environ) / "data-hashes.json")
         yield run
 
 

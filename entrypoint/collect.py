@@ -63,7 +63,15 @@ def task_source(plan: Plan, task: TaskPlan) -> dict[str, Any]:
         "limit": what.limit,
         "system_instruction": what.system_instruction,
         "chat": what.chat_template != "none",
+        "data": [asdict(files) for files in plan.placement.data.get(task.name, ())],
+        "options": dict(task.options),
+        "cores": 1,
     }
+
+
+def _checkpoint_files(checkpoint: Path) -> list[str]:
+    """The folder, and what its links point to (the hub's cache keeps files elsewhere)."""
+    return [str(checkpoint), *(str(file.resolve()) for file in checkpoint.iterdir() if file.is_symlink())]
 
 
 def collect(
@@ -84,7 +92,16 @@ def collect(
         if asked:
             jobs = [_job(plan, layout, one, private / one.task.name) for one in asked]
             found = ask_child(
-                "collect", jobs, private=private, timeout_s=_TIMEOUT_S, parallel=cores, log=layout.logs / "collect.log"
+                "collect",
+                jobs,
+                private=private,
+                timeout_s=_TIMEOUT_S,
+                read=[
+                    *_checkpoint_files(Path(plan.placement.checkpoint)),
+                    *(path for one in asked for path in plan.placement.files_of(one.task.name)),
+                ],
+                parallel=cores,
+                log=layout.logs / "collect.log",
             )
             answers = {one.task.name: answer for one, answer in zip(asked, found, strict=True)}
         done: dict[str, CollectedTask] = {}

@@ -64,11 +64,23 @@ def grading(plan: Plan, task: TaskPlan, generations_digest: str, versions: Mappi
             "generations": generations_digest,
             "benchmark": task.source,
             "metric": task.metric,
+            "data": task.data,
+            **task.options,
+            **_checker(task.options),
             "grader_command": list(plan.grader_command),
             "think_end_token": plan.evaluation.think_end_token,
             **versions,
         }
     )
+
+
+def _checker(options: Mapping[str, str]) -> dict[str, str]:
+    """The name and limits of our own checker of programs, for a task that uses it."""
+    if options.get("livecodebench") != "isolated":
+        return {}
+    from entrypoint.harness.livecodebench import VERSION  # late: the harness imports this module
+
+    return {"livecodebench_checker": VERSION}
 
 
 def differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ the validity block and both fingerprints. Whatever goes wrong here is our failur
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 import threading
 from collections import Counter
@@ -26,7 +27,7 @@ from entrypoint.record import Generation, Request, digest, to_line
 from entrypoint.sandbox import ChildJob, ChildStopped, ask_child
 
 _DEFAULT_TIMEOUT_S = 3600.0
-_COUNTS = ("format_fail", "grader_timeout", "boxed_empty", "boxed_unclosed", "boxed_blank")
+_COUNTS = ("format_fail", "grader_timeout", "grader_error", "boxed_empty", "boxed_unclosed", "boxed_blank")
 _SAMPLING = (
     "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
     "max_tokens", "stop", "stop_token_ids",
@@ -45,11 +46,16 @@ class GenerationsOfTrial:
     fingerprint: Fingerprint
 
 
-def grade_trial(plan: Plan, layout: Layout, trial: GenerationsOfTrial, stop: threading.Event) -> None:
-    """Grades one trial and writes its graded file; a failure is written there as its reason."""
+def runs_programs(task: TaskPlan) -> bool:
+    """Whether grading the task runs programs that the model wrote, and so can keep all cores busy."""
+    return "livecodebench" in task.options
+
+
+def grade_trial(plan: Plan, layout: Layout, trial: GenerationsOfTrial, stop: threading.Event, *, cores: int) -> None:
+    """Grades one trial with up to `cores` cores and writes its graded file; a failure is its reason there."""
     started, task, seed = monotonic(), trial.task, trial.seed
     try:
-        answer = _run_grader(plan, layout, trial, stop)
+        answer = _run_grader(plan, layout, trial, stop, cores)
         counts = _usable(task, trial, answer)
         effective = _effective(plan, trial)
     except ChildStopped:
@@ -93,7 +99,9 @@ def fail_trial(layout: Layout, task: TaskPlan, seed: int, reason: str, *, expect
     write_json(layout.graded(task.name, seed), {"task": task.name, "seed": seed, "results": None, **blocks})
 
 
-def _run_grader(plan: Plan, layout: Layout, trial: GenerationsOfTrial, stop: threading.Event) -> dict[str, Any]:
+def _run_grader(
+    plan: Plan, layout: Layout, trial: GenerationsOfTrial, stop: threading.Event, cores: int
+) -> dict[str, Any]:
     layout.graded(trial.task.name, trial.seed).parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="evalcrate-grade-") as folder:
         private = Path(folder)
@@ -101,14 +109,14 @@ def _run_grader(plan: Plan, layout: Layout, trial: GenerationsOfTrial, stop: thr
         with generations.open("wb") as handle:
             handle.writelines(to_line(row) for row in trial.rows)
         spec = {
-            "task": task_source(plan, trial.task),
+            "task": task_source(plan, trial.task) | {"cores": cores},
             "seed": trial.seed,
             "metric": trial.task.metric,
             "max_tokens": trial.task.sampling.max_tokens,
             "think_end_token": plan.evaluation.think_end_token,
             "until": list(trial.collected.until),
-            "requests": str(layout.requests(trial.task.name, trial.seed).absolute()),
-            "chats": str((layout.chats(trial.task.name)).absolute()),
+            "requests": shutil.copyfile(layout.requests(trial.task.name, trial.seed), f"{folder}/requests.jsonl"),
+            "chats": shutil.copyfile(layout.chats(trial.task.name), f"{folder}/chats.jsonl"),
             "generations": str(generations),
         }
         layout.logs.mkdir(parents=True, exist_ok=True)
@@ -118,6 +126,7 @@ def _run_grader(plan: Plan, layout: Layout, trial: GenerationsOfTrial, stop: thr
             [ChildJob(task=trial.task.name, spec=spec, log=log)],
             private=private,
             timeout_s=_time_left_s(plan, trial.rows),
+            read=plan.placement.files_of(trial.task.name),
             log=log,
             command=plan.grader_command,
             stop=stop,

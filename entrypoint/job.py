@@ -160,15 +160,36 @@ class EngineSpec(Section):
 
 
 class GraderSpec(Section):
-    """What grades, where that is not this program's own child."""
+    """How answers are graded; the defaults give upstream's verdicts, in isolation."""
 
     command: Command | None = Field(default=None, description="in place of the grader child's own command")
+    require_isolation: bool = Field(default=False, description="refuse a machine that can't isolate graders fully")
+    livecodebench: Literal["isolated", "upstream"] = Field(
+        default="isolated", description="programs in processes of their own, or upstream's checker"
+    )
+    gpqa_order: Literal["upstream", "shuffled"] = Field(
+        default="upstream", description="GPQADiamond: right answer always D, or an order of its own per question"
+    )
+    boxed_blank: Literal["upstream", "mended"] = Field(
+        default="upstream", description="a blank after \\\\boxed: upstream's reading, or the box that was meant"
+    )
+
+
+def _task_name(text: str) -> str:
+    if ":" in text and not re.fullmatch(r"evalchemy:[A-Za-z0-9][A-Za-z0-9_.-]*", text):
+        raise ValueError(
+            "names a folder, which holds no colon; only a benchmark of evalchemy has one, evalchemy:<Name>"
+        )
+    return text
+
+
+TaskName = Annotated[Name, AfterValidator(_task_name)]
 
 
 class TaskSpec(Section):
     """One task and what is different for it; null takes the job's or the suite's value."""
 
-    name: Name = Field(description="AIME24, gsm8k, a folder in tasks/, …")
+    name: TaskName = Field(description="AIME24, gsm8k, a folder in tasks/, evalchemy:AIW, …")
     seeds: Seeds | None = Field(default=None, description="a count (42, 43, …) or a list")
     num_fewshot: Size | None = Field(default=None, description="examples shown")
     max_tokens: Count | None = Field(default=None, description="longest answer, in tokens")
@@ -219,7 +240,7 @@ class JobSpec(Section):
     system_instruction: Text | None = Field(default=None, description="system message before every prompt")
     task_timeout_s: Positive | None = Field(default=None, description="seconds for one task")
     on_overlong: Literal["refuse", "truncate"] = Field(default="refuse", description="a prompt that is too long")
-    data: PathText | None = Field(default=None, description="data folder, laid out as a Hugging Face cache")
+    data: PathText | None = Field(default=None, description="data folder of `evalcrate data fetch`; null: in the cache")
     keep_generations: bool = Field(default=True, description="keep generations of complete tasks")
 
     @property

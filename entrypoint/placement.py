@@ -15,7 +15,7 @@ from entrypoint.checkpoint import Checkpoint
 from entrypoint.errors import JobError, MachineError
 from entrypoint.host import Gpu, Host
 from entrypoint.job import JobSpec
-from entrypoint.plan import Engine, Placement
+from entrypoint.plan import DataFiles, Engine, Placement
 from entrypoint.record import digest
 
 _SERVER = ("-m", "vllm.entrypoints.openai.api_server")
@@ -53,6 +53,7 @@ def place(
     *,
     template: str | None,
     folders: Mapping[str, str],
+    data: Mapping[str, tuple[DataFiles, ...]],
     max_model_len: int,
 ) -> Placement:
     """The placement of one job here; pure."""
@@ -72,6 +73,7 @@ def place(
         template=template,
         trust_remote_code=job.engine.trust_remote_code,
         folders=folders,
+        data=data,
         profile=None if profile is None else profile.name,
         device=device,
         engine=engine,
@@ -87,8 +89,6 @@ def _refuse_unsupported(job: JobSpec) -> None:
             f"engine.replicas: {job.engine.replicas}: several engines for one job are not supported yet; use 1"
         )
     _refuse_unused(job, _ENGINE_KEYS if job.engine.kind == "endpoint" else (), "an endpoint")
-    if job.data is not None:
-        raise JobError(f"data: {job.data}: data sets from a data folder are not supported yet; leave the key out")
 
 
 def _refuse_unused(job: JobSpec, keys: Iterable[str], where: str) -> None:

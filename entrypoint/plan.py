@@ -41,10 +41,25 @@ class Sampling:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class DataFiles:
+    """Files of one locked data set: `splits` are lists of absolute paths by split, in the order of their rows.
+
+    `format`: parquet, csv, json (one object a line, or one array) or zip. `config` tells apart data sets of one `id`.
+    """
+
+    id: str
+    config: str | None
+    format: str
+    splits: Mapping[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class TaskPlan:
-    """One task with its trials (one per seed). `metric` is the lm-eval key that becomes `accuracy`, None for evalchemy.
+    """One task with its trials (one per seed). `metric` is the reported key that becomes `accuracy`, None for its own.
 
     `source` identifies the benchmark's code: the patch series' digest, a task folder's hash, or lm-eval's version.
+    `data` identifies its locked data files, "" for data that comes with the code. `options`: what the job chose of the
+    grader's ways that can change a score of this task.
     """
 
     name: str
@@ -54,6 +69,8 @@ class TaskPlan:
     seeds: tuple[int, ...]
     sampling: Sampling
     source: str
+    data: str
+    options: Mapping[str, str]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,7 +123,8 @@ class Engine:
 class Placement:
     """How this machine carries the evaluation out.
 
-    `folders`: where each task's code lies. `template`: the chat template's text, None for none.
+    `folders`: where each task's code lies. `data`: where its locked data files lie. `template`: the chat template's
+    text, None for none.
     `numerics`: the values that can change a generated token. `origins`: where each engine value came from.
     """
 
@@ -116,12 +134,23 @@ class Placement:
     template: str | None
     trust_remote_code: bool
     folders: Mapping[str, str]
+    data: Mapping[str, tuple[DataFiles, ...]]
     profile: str | None
     device: str
     engine: Engine
     numerics: Mapping[str, Any]
     values: Mapping[str, Any]
     origins: Mapping[str, str]
+
+    def files_of(self, task: str) -> tuple[str, ...]:
+        """The folder of the task's code and the files of its data: all that its children have to read."""
+        splits = (split for one in self.data.get(task, ()) for split in one.splits.values())
+        return (self.folders[task], *(path for split in splits for path in split))
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Those of every task."""
+        return tuple(path for task in self.folders for path in self.files_of(task))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,6 +160,7 @@ class Plan:
     task_timeout_s: float | None
     keep_generations: bool
     grader_command: tuple[str, ...]
+    require_isolation: bool
     warnings: tuple[str, ...]
 
     @property
@@ -178,6 +208,7 @@ def resolve(
         task_timeout_s=job.task_timeout_s,
         keep_generations=job.keep_generations,
         grader_command=tuple(job.grader.command or ()),
+        require_isolation=job.grader.require_isolation,
         warnings=warnings,
     )
 

@@ -11,10 +11,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from entrypoint import host, source, task_plan
+from entrypoint import enforcement, host, source, task_plan
 from entrypoint.catalog import Catalog, Profile, load_catalog
 from entrypoint.checkpoint import Checkpoint, inspect
 from entrypoint.completion import early_conflicts
+from entrypoint.data_folder import DataFolder, TaskData, look, refusal
+from entrypoint.data_lock import FILE_NAME, read_lock
 from entrypoint.errors import CheckpointError, EvalcrateError, JobError, MachineError
 from entrypoint.job import JobSpec
 from entrypoint.layout import Layout
@@ -35,10 +37,15 @@ _TEMPLATE_NAMES = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prepared:
-    """`tasks` are known as soon as the job is, the rest is None where it can't be; with refusals it is only shown."""
+    """`tasks` are known as soon as the job is, the rest is None where it can't be; with refusals it is only shown.
+
+    `data`: the state of each task's questions, by task; `data_path`: the data folder, there or not.
+    """
 
     job: JobSpec
     tasks: tuple[TaskPlan, ...]
+    data: Mapping[str, TaskData]
+    data_path: Path
     checkpoint: Checkpoint | None
     machine: host.Host | None
     plan: Plan | None
@@ -50,26 +57,66 @@ def root() -> Path:
     return Path(__file__).parent.parent
 
 
+def lock_file(environ: Mapping[str, str]) -> Path:
+    """The program's own data lock, or another one in its place (EVALCRATE_DATA_LOCK)."""
+    return Path(environ.get("EVALCRATE_DATA_LOCK") or root() / FILE_NAME)
+
+
 def prepare(job: JobSpec, environ: Mapping[str, str], *, force: bool = False) -> Prepared:
     """Looks at everything that can be looked at; the refusals come in the order in which a run would meet them."""
     home = root()
     catalog = load_catalog(home)
-    sources = TaskSources(root=home, tree=None, series=source.series_digest(home / "patches/evalchemy"))
+    patches = home / "patches/evalchemy"
+    extras = dict.fromkeys(source.read_upstream(patches).extra_names)
+    sources = TaskSources(root=home, tree=None, series=source.series_digest(patches), extras=extras)
     tasks = task_plan.resolve_tasks(job, catalog, sources)
+    data: Mapping[str, TaskData] = {}
     checkpoint: Checkpoint | None = None
     machine: host.Host | None = None
     plan: Plan | None = None
     refusals: list[EvalcrateError] = []
     try:
-        sources = replace(sources, tree=_tree(home, tasks, environ))
-        refusals += task_plan.refusals(tasks, catalog, sources)
+        sources = replace(sources, tree=_tree(home, tasks, environ), extras=_extras(home, tasks, sources, environ))
+        refusals += task_plan.refusals(tasks, sources)
+        data = look(read_lock(lock_file(environ)), data_folder(job.data, environ), [task.name for task in tasks])
+        tasks = tuple(replace(task, data=data[task.name].digest) for task in tasks)
+        refusals += _without_data(job, catalog, data, environ)
         checkpoint = inspect(job.checkpoint)
         machine = host.look(home, environ, gpus=job.engine.kind == "vllm" and job.engine.profile != "cpu")
-        plan = _plan(job, catalog, tasks, checkpoint, machine, sources)
+        plan = _plan(job, catalog, tasks, checkpoint, machine, sources, data)
         refusals += _later(plan, environ, force)
     except EvalcrateError as err:
         refusals.append(err)
-    return Prepared(job=job, tasks=tasks, checkpoint=checkpoint, machine=machine, plan=plan, refusals=tuple(refusals))
+    return Prepared(
+        job=job,
+        tasks=tasks,
+        data=data,
+        data_path=data_folder(job.data, environ).path,
+        checkpoint=checkpoint,
+        machine=machine,
+        plan=plan,
+        refusals=tuple(refusals),
+    )
+
+
+def data_folder(asked: str | Path | None, environ: Mapping[str, str]) -> DataFolder:
+    """The folder that was asked for, else the one beside the caches; nothing has to be there."""
+    return DataFolder(path=source.cache_root(environ) / "data" if asked is None else Path(asked).absolute())
+
+
+def _without_data(
+    job: JobSpec, catalog: Catalog, data: Mapping[str, TaskData], environ: Mapping[str, str]
+) -> Iterator[EvalcrateError]:
+    """The refusal of tasks whose data is not whole here, with the command that gets it."""
+    missing = [task for task, found in data.items() if found.missing]
+    members = {name: {task.name for task in catalog.suite(name).tasks} for name in job.suite_names}
+    suites = [name for name, tasks in members.items() if tasks & set(missing)]
+    alone = [task for task in missing if not any(task in members[name] for name in suites)]
+    folder = data_folder(job.data, environ)
+    options = [*(f"--suite {name}" for name in suites), *(f"--task {task}" for task in alone), f"--data {folder.path}"]
+    found = refusal(data.values(), folder, " ".join(options))
+    if found is not None:
+        yield found
 
 
 def _tree(home: Path, tasks: tuple[TaskPlan, ...], environ: Mapping[str, str]) -> Path | None:
@@ -77,6 +124,15 @@ def _tree(home: Path, tasks: tuple[TaskPlan, ...], environ: Mapping[str, str]) -
     if not any(task.harness == "evalchemy" for task in tasks):
         return None
     return source.find_tree(home / "patches/evalchemy", source.cache_root(environ))
+
+
+def _extras(
+    home: Path, tasks: tuple[TaskPlan, ...], sources: TaskSources, environ: Mapping[str, str]
+) -> Mapping[str, Path | None]:
+    """The trees of the benchmarks outside the suites that the job names, where they are there."""
+    patches, cache = home / "patches/evalchemy", source.cache_root(environ)
+    found = {task.name: source.find_tree(patches, cache, task.name) for task in tasks if sources.is_extra(task)}
+    return {**sources.extras, **found}
 
 
 def _later(plan: Plan, environ: Mapping[str, str], force: bool) -> Iterator[EvalcrateError]:
@@ -91,6 +147,10 @@ def _later(plan: Plan, environ: Mapping[str, str], force: bool) -> Iterator[Eval
     key = plan.placement.engine.api_key_env
     if key is not None and not environ.get(key):
         yield JobError(f"engine.api_key_env: {key}: is not set; export it, or leave the key out")
+    if plan.require_isolation:
+        said = enforcement.statement(enforcement.describe(plan.placement.files, command=bool(plan.grader_command)))
+        if said is not None:
+            yield MachineError(f"grader.require_isolation: {said}; see `evalcrate doctor`")
     conflicts = () if force else early_conflicts(plan, layout)
     if conflicts:
         yield conflict(layout, "; ".join(conflicts))
@@ -103,6 +163,7 @@ def _plan(
     checkpoint: Checkpoint,
     machine: host.Host,
     sources: TaskSources,
+    data: Mapping[str, TaskData],
 ) -> Plan:
     template = _template(job, checkpoint)
     length = max_model_len(job, tasks)
@@ -119,6 +180,7 @@ def _plan(
         machine,
         template=template,
         folders=task_plan.folders(tasks, sources),
+        data={name: found.files for name, found in data.items() if found.files},
         max_model_len=length,
     )
     profile = None if placement.profile is None else catalog.profile(placement.profile)

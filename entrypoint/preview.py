@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from entrypoint.data_folder import as_values as data_values
 from entrypoint.fingerprint import grader_versions
 from entrypoint.plan import TaskPlan, max_model_len
 from entrypoint.prepare import Prepared, layout_of
@@ -22,6 +23,7 @@ def as_values(prepared: Prepared) -> dict[str, Any]:
     return {
         "plan": None if prepared.plan is None else prepared.plan.to_json(),
         "tasks": [asdict(task) for task in prepared.tasks],
+        "data": data_values(prepared.data),
         "refusals": [{"exit_code": r.exit_code, "message": str(r)} for r in prepared.refusals],
     }
 
@@ -29,7 +31,7 @@ def as_values(prepared: Prepared) -> dict[str, Any]:
 def as_text(prepared: Prepared) -> str:
     """One screen: experiment, checkpoint, engine, tasks, warnings; refusals are printed by the command itself."""
     head, engine, warnings = _head(prepared), _engine(prepared), _warnings(prepared)
-    return "\n".join([*head, *engine, *_tasks(prepared.tasks), *_pins(prepared), *warnings])
+    return "\n".join([*head, *engine, *_tasks(prepared.tasks), *_data(prepared), *_pins(prepared), *warnings])
 
 
 def _head(prepared: Prepared) -> Iterator[str]:
@@ -83,6 +85,15 @@ def _tasks(tasks: Sequence[TaskPlan]) -> Iterator[str]:
     policy = most.sampling.seed_policy
     shown = ", ".join(str(sampler_seed(policy, seed, most.name, 0)) for seed in most.seeds[:_SHOWN_SEEDS])
     yield f"  seed policy {policy}: the sampler gets, for sample 0 of {most.name}: {shown}"
+
+
+def _data(prepared: Prepared) -> Iterator[str]:
+    """Where each task's questions are, or what is wrong with them."""
+    found = prepared.data
+    if found:
+        yield f"data         {prepared.data_path}"
+        width = max(map(len, found))
+        yield from (f"  {task:<{width}}  {one.words}" for task, one in found.items())
 
 
 def _pins(prepared: Prepared) -> Iterator[str]:

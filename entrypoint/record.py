@@ -16,6 +16,9 @@ from typing import Any
 from entrypoint.errors import EvalcrateError
 
 FINISH_REASONS = ("stop", "length")
+# LiveCodeBench turns an exception of its own checker into a wrong answer; this text is all that tells
+# (marin#8083).
+GRADER_FAULTS = ("Evaluation error:", "Critical error:", "Future error:")
 
 
 def canonical(value: object) -> bytes:

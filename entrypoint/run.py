@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
-from entrypoint import fingerprint
+from entrypoint import enforcement, fingerprint
 from entrypoint.collect import CollectedTask, collect, recall, refuse_overlong
 from entrypoint.completion import (
     TaskState,
@@ -26,6 +26,7 @@ from entrypoint.completion import (
     failure_file,
     task_state,
 )
+from entrypoint.cores import Cores
 from entrypoint.engine import journal
 from entrypoint.errors import (
     EngineError,
@@ -33,7 +34,7 @@ from entrypoint.errors import (
     TransientError,
 )
 from entrypoint.generate import Outcome, PendingTrial, Progress, generate
-from entrypoint.grade import GenerationsOfTrial, fail_trial, grade_trial
+from entrypoint.grade import GenerationsOfTrial, fail_trial, grade_trial, runs_programs
 from entrypoint.host import Host
 from entrypoint.layout import Layout, write_json
 from entrypoint.plan import Plan, TaskPlan
@@ -77,6 +78,10 @@ class Run:
     _grading: list[Future[None]] = field(default_factory=list)
     _graded: set[tuple[str, int]] = field(default_factory=set)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    _grading_cores: Cores = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._grading_cores = Cores(self.cores)
 
     def write_provenance(self, *, finished: bool) -> None:
         """What this run is made of; written at its start too, so that a run that was killed left it all the same."""
@@ -85,10 +90,20 @@ class Run:
             self.host,
             root=Path(__file__).parent.parent,
             image=self.image,
+            isolation=enforcement.as_values(self._isolation()),
             started=self.started,
             finished=self.now() if finished else None,
         )
         write_json(self.layout.provenance, document)
+
+    def _isolation(self) -> tuple[enforcement.Measure, ...]:
+        return enforcement.describe(self.plan.placement.files, command=bool(self.plan.grader_command))
+
+    def say_isolation(self) -> None:
+        """What does not hold for this run's graders, if anything."""
+        said = enforcement.statement(self._isolation())
+        if said is not None:
+            self.reporter.note(said)
 
     @contextmanager
     def workers(self) -> Iterator[ThreadPoolExecutor]:
@@ -224,17 +239,18 @@ class Run:
             self._trial_done(self.collected[trial.task].task)
 
     def grade(self, trial: PendingTrial, view: journal.JournalView) -> None:
-        """Grades one trial from its stored generations."""
+        """Grades one trial from its stored generations, once the cores it keeps busy are free."""
         collected = self.collected[trial.task]
-        complete = GenerationsOfTrial(
-            task=collected.task,
-            seed=trial.seed,
-            collected=collected.trials[trial.seed],
-            requests=trial.requests,
-            rows=[view.load(request, trial.fingerprint) for request in trial.requests],
-            fingerprint=self._print(collected, trial.seed),
-        )
-        grade_trial(self.plan, self.layout, complete, self.stop)
+        with self._grading_cores.taken(self.cores if runs_programs(collected.task) else 1) as cores:
+            complete = GenerationsOfTrial(
+                task=collected.task,
+                seed=trial.seed,
+                collected=collected.trials[trial.seed],
+                requests=trial.requests,
+                rows=[view.load(request, trial.fingerprint) for request in trial.requests],
+                fingerprint=self._print(collected, trial.seed),
+            )
+            grade_trial(self.plan, self.layout, complete, self.stop, cores=cores)
 
     def _trial_done(self, task: TaskPlan) -> None:
         with self._lock:

@@ -16,12 +16,9 @@ from entrypoint.completion import is_number, is_share
 from entrypoint.errors import TaskFailed
 from entrypoint.layout import model_folder, printable
 from entrypoint.plan import Plan, TaskPlan
-from entrypoint.record import FINISH_REASONS
+from entrypoint.record import FINISH_REASONS, GRADER_FAULTS
 
 _TOLERANCE, _PARTIAL_TOLERANCE = 1e-9, 1e-6
-# LiveCodeBench turns an exception of its own checker into a wrong answer; this text is all that tells
-# (marin#8083).
-_GRADER_FAULTS = ("Evaluation error:", "Critical error:", "Future error:")
 _OURS = ("results", "config", "date", "total_evaluation_time_seconds", "_evalcrate")
 
 
@@ -120,6 +117,8 @@ def _canonical_results(task: TaskPlan, graded: Mapping[str, Any]) -> dict[str, A
     """`results.<TASK>` in the shape of one repetition, from either of evalchemy's shapes or lm-eval's."""
     results = _whole_answer(graded)
     examples = results["examples"]
+    if results.get("verdict_per_example") is False:
+        return _reported_results(graded["validity"], results)
     partial = _check_examples(examples)
     _check_grader(examples)
     _check_counts(graded["validity"], results, len(examples))
@@ -137,6 +136,32 @@ def _canonical_results(task: TaskPlan, graded: Mapping[str, Any]) -> dict[str, A
         "accuracy_std_err": 0.0,
         "num_repeat": 1,
         "solved_avg": float(solved),
+        "run_stats": [run],
+    }
+    return {**canonical, **_extra(results, canonical), "examples": examples}
+
+
+def _reported_results(validity: Mapping[str, Any], results: Mapping[str, Any]) -> dict[str, Any]:
+    """`results.<TASK>` of a benchmark outside the suites that tells a number, but no verdict per example.
+
+    The number stands as reported: nothing can be counted against it, and what is not known is null.
+    """
+    examples, accuracy = results["examples"], results.get("accuracy")
+    for number, example in enumerate(examples):
+        if not isinstance(example, dict) or not _has_sample_fields(example) or {"correctness", "score"} & set(example):
+            raise TaskFailed(f"example {number} lacks a field of a sample, or has a verdict where there are none")
+    _check_counts(validity, results, len(examples))
+    if not is_share(accuracy):
+        raise TaskFailed(f"the accuracy is {accuracy!r}, not a number in [0, 1]")
+    run = {"repetition": 1, "num_total": len(examples), "num_solved": None, "accuracy": accuracy}
+    canonical = {
+        "num_total": len(examples),
+        "num_solved": None,
+        "accuracy": accuracy,
+        "accuracy_avg": accuracy,
+        "accuracy_std_err": 0.0,
+        "num_repeat": 1,
+        "solved_avg": None,
         "run_stats": [run],
     }
     return {**canonical, **_extra(results, canonical), "examples": examples}
@@ -191,7 +216,7 @@ def _has_sample_fields(example: Mapping[str, Any]) -> bool:
 
 
 def _check_grader(examples: Sequence[Mapping[str, Any]]) -> None:
-    faults = [r for e in examples if (r := str(e.get("reason") or "")).startswith(_GRADER_FAULTS)]
+    faults = [r for e in examples if (r := str(e.get("reason") or "")).startswith(GRADER_FAULTS)]
     if faults:
         counts = f"{len(faults)} of {len(examples)} samples ({len(examples) - len(faults)} graded)"
         raise TaskFailed(f"the grader itself failed on {counts}: {faults[0][:200]}")

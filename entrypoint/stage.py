@@ -28,6 +28,7 @@ class RunResult:
 
 def carry_out(run: Run) -> RunResult:
     """collect, decide, generate, grade and settle; Interrupted leaves everything written where it is."""
+    run.say_isolation()
     with run.workers() as pool:
         run.collect()
         run.decide()
@@ -86,6 +87,7 @@ def generate_stage(run: Run) -> EvalcrateError | None:
 
 def grade_stage(run: Run) -> EvalcrateError | None:
     """Only `grade`, for every trial whose generations are complete; the others are named."""
+    run.say_isolation()
     run.recall()
     incomplete: list[str] = []
     view = journal.read(run.layout.generations)

@@ -7,13 +7,17 @@ verdict is the stored one, or that of the very function with which the benchmark
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from string import ascii_uppercase
 from typing import Any, NamedTuple
 
 from entrypoint.errors import HarnessError
+from entrypoint.record import GRADER_FAULTS
 
 Example = Mapping[str, Any]
+_TOLERANCE = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,8 +26,9 @@ class AnswerShape:
 
     per_repetition: `key` holds one value per repetition. single: `key` holds the value. boxes: `key` holds
     all boxed values of the one output. code: `key` holds the code blocks of each repetition; once graded,
-    those of the last one are under `graded_key`. `nothing` stands for "no answer found". `verdict` is None
-    for tasks without one per example here: partial credit, or not carried out yet.
+    those of the last one are under `graded_key`. `nothing` stands for "no answer found"; with `letters`, so
+    does every answer that is none of them: the extractor then returns the whole output. An example has a
+    `verdict`, or, where credit is partial, a `credit` in [0, 1].
     """
 
     form: str
@@ -31,7 +36,9 @@ class AnswerShape:
     nothing: object = ""
     key: str = "model_answers"
     graded_key: str | None = None
+    letters: tuple[str, ...] = ()
     verdict: Callable[[Example], bool] | None = None
+    credit: Callable[[Example], float] | None = None
 
 
 class BoxProblems(NamedTuple):
@@ -56,7 +63,23 @@ def format_fail(task: str, example: Example) -> bool:
     answer = _field(task, example, shape.key)
     if shape.form in ("single", "boxes"):
         return bool(answer == shape.nothing)
+    if shape.letters:
+        return any(value not in shape.letters for value in answer)
     return any(value == shape.nothing for value in answer)
+
+
+def grader_error(example: Example) -> str | None:
+    """What the grader says of its own failure on an example, which it counts as wrong; None where it did grade."""
+    reason = str(example.get("reason") or "")
+    return reason if reason.startswith(GRADER_FAULTS) else None
+
+
+def answer_letters(task: str, examples: list[dict[str, Any]]) -> dict[str, int] | None:
+    """How often each letter is the right one, for tasks that choose the order of the options themselves."""
+    if task != "GPQADiamond":
+        return None
+    found = Counter(str(example["answer"]) for example in examples)
+    return {letter: found[letter] for letter in SHAPES[task].letters}
 
 
 def correctness(task: str, example: Example) -> bool:
@@ -70,16 +93,37 @@ def correctness(task: str, example: Example) -> bool:
         raise HarnessError(f"{task}: a graded example lacks {error}; was it graded?") from error
 
 
-def verdicts(task: str, graded: Mapping[str, Any]) -> tuple[dict[str, bool], ...]:
-    """`{"correctness": …}` per example of a graded trial, in order, proved by the benchmark's own count."""
-    each = [correctness(task, example) for example in graded["examples"]]
+def credits(task: str, graded: Mapping[str, Any]) -> tuple[float, ...]:
+    """The credit of each example of a graded trial, in order, proved by the benchmark's own count."""
+    each = tuple(_credit(task, example) for example in graded["examples"])
     counted = graded["run_stats"][0] if "run_stats" in graded else graded
-    if sum(each) != counted["num_solved"] or len(each) != counted["num_total"]:
+    if abs(sum(each) - counted["num_solved"]) > _TOLERANCE * len(each) or len(each) != counted["num_total"]:
         raise HarnessError(
             f"{task}: the benchmark counted {counted['num_solved']} solved of {counted['num_total']}, its"
             f" examples say {sum(each)} of {len(each)}; no score is published"
         )
-    return tuple({"correctness": verdict} for verdict in each)
+    return each
+
+
+def verdicts(task: str, graded: Mapping[str, Any]) -> tuple[dict[str, bool], ...]:
+    """`{"correctness": …}` per example of a graded trial, in order; empty where credit is partial.
+
+    An example with partial credit keeps its `score: [x]`, and a reader that finds `correctness` looks no further.
+    """
+    each = credits(task, graded)
+    if SHAPES[task].credit is not None:
+        return tuple({} for _ in each)
+    return tuple({"correctness": bool(credit)} for credit in each)
+
+
+def _credit(task: str, example: Example) -> float:
+    shape = SHAPES.get(task)
+    if shape is None or shape.credit is None:
+        return correctness(task, example)
+    try:
+        return shape.credit(example)
+    except (KeyError, IndexError) as error:
+        raise HarnessError(f"{task}: a graded example lacks {error}; was it graded?") from error
 
 
 def empty_gold(example: Example) -> bool:
@@ -98,6 +142,13 @@ def boxed_problems(text: str) -> BoxProblems:
         unclosed=not closed,
         blank=re.search(r"\\boxed ", text) is not None,
     )
+
+
+def mend_blank_boxes(text: str) -> str:
+    """`text` with the box that was meant: `\\boxed {x}` joined, mentions with a blank before the last box disarmed."""
+    text = re.sub(r"\\boxed\s+\{", r"\\boxed{", text)
+    last = max(text.rfind("\\boxed{"), 0)
+    return text[:last].replace("\\boxed ", "boxed ") + text[last:]
 
 
 def _box_content(text: str, start: int) -> tuple[str, bool]:
@@ -154,12 +205,27 @@ SHAPES: Mapping[str, AnswerShape] = {
     "OlympiadBench_Physics": AnswerShape(
         form="boxes", gold="answers", nothing=[], verdict=lambda example: bool(example["is_correct"])
     ),
-    "HMMT": AnswerShape(form="per_repetition", gold="answer", nothing=None),
-    "GPQADiamond": AnswerShape(form="per_repetition", gold="answer"),
-    "HLE": AnswerShape(form="per_repetition", gold="answer"),
-    "JEEBench": AnswerShape(form="per_repetition", gold="gold"),
+    "HMMT": AnswerShape(
+        form="per_repetition", gold="answer", nothing=None, verdict=lambda example: bool(example["label"][0])
+    ),
     **{
-        task: AnswerShape(form="code", gold="private_test_cases", nothing=[], graded_key="content")
+        task: AnswerShape(
+            form="per_repetition",
+            gold="answer",
+            letters=tuple(letters),
+            verdict=lambda example: bool(example["answer"] == example["model_answers"][0]),
+        )
+        for task, letters in (("GPQADiamond", "ABCD"), ("HLE", ascii_uppercase))
+    },
+    "JEEBench": AnswerShape(form="per_repetition", gold="gold", credit=lambda example: float(example["score"][0])),
+    **{
+        task: AnswerShape(
+            form="code",
+            gold="test",
+            nothing=[],
+            graded_key="content",
+            verdict=lambda example: bool(example["correctness"]),
+        )
         for task in ("LiveCodeBench", "LiveCodeBenchv5_official", "LiveCodeBenchv6_official")
     },
 }

@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from entrypoint.errors import HarnessError
-from entrypoint.harness import adapter, answer, lm_eval_task, selfcheck
+from entrypoint.harness import adapter, answer, generic, lm_eval_task, selfcheck
 from entrypoint.harness.collecting import in_fork
 from entrypoint.harness.lm import ReplayingLM
 from entrypoint.record import Generation, generation_from, read_requests
+
+_COUNTS = ("format_fail", "grader_timeout", "grader_error", "boxed_empty", "boxed_unclosed", "boxed_blank")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,24 +42,28 @@ def grade(spec: GradeSpec) -> dict[str, Any]:
     rows = [generation_from(json.loads(line)) for line in Path(spec.generations).read_bytes().split(b"\n") if line]
     if [r.id for r in rows] != [r.id for r in requests]:
         raise HarnessError(f"{spec.task.name} seed {spec.seed}: the generations are not those of its requests")
-    if spec.task.harness == "evalchemy":
-        in_fork(lambda: selfcheck.selfcheck(Path(spec.task.folder), spec.task.name))
-    lm = ReplayingLM(
-        spec.task.name,
-        [r.prompt for r in requests],
-        [
-            visible_text(row.text, (*spec.until, *request.body["stop"]), spec.think_end_token)
-            for row, request in zip(rows, requests, strict=True)
-        ],
-        _read_chats(Path(spec.chats)),
-    )
+    generic_task = spec.task.harness == "evalchemy" and generic.is_generic(spec.task.name)
+    if spec.task.harness == "evalchemy" and not generic_task:
+        in_fork(lambda: selfcheck.selfcheck(Path(spec.task.folder), spec.task.name, spec.task.options))
+    texts = [
+        visible_text(row.text, (*spec.until, *request.body["stop"]), spec.think_end_token)
+        for row, request in zip(rows, requests, strict=True)
+    ]
+    mended = spec.task.options.get("boxed_blank") == "mended"
+    seen = [answer.mend_blank_boxes(text) for text in texts] if mended else texts
+    lm = ReplayingLM(spec.task.name, [r.prompt for r in requests], seen, _read_chats(Path(spec.chats)))
     raw = adapter.run(spec.task, lm, seed=spec.seed, max_tokens=spec.max_tokens, grade=True)
     lm.require_all_used()
-    results, native = _evalchemy(spec, raw) if spec.task.harness == "evalchemy" else _lm_eval(spec, raw)
+    if generic_task:
+        native: dict[str, Any] = {}
+        results = generic.results(spec.task.name, raw or {}, spec.metric, [r.sample for r in rows], seen)
+    else:
+        results, native = _evalchemy(spec, raw) if spec.task.harness == "evalchemy" else _lm_eval(spec, raw)
     found = results["examples"]
     if len(found) != len(rows):
         raise HarnessError(f"{spec.task.name} seed {spec.seed}: {len(found)} of {len(rows)} samples were graded")
-    for example, row in zip(found, rows, strict=True):
+    _refuse_grader_errors(spec, found)
+    for example, row, text in zip(found, rows, texts, strict=True):
         if spec.task.harness == "lm_eval" and example["id"] != str(row.sample):
             raise HarnessError(
                 f"{spec.task.name} seed {spec.seed}: sample {example['id']} stands where {row.sample} was asked"
@@ -67,6 +73,10 @@ def grade(spec: GradeSpec) -> dict[str, Any]:
             "finish_reason": row.finish_reason,
             "sampler_seed": row.sampler_seed,
         }
+        if mended:
+            example |= {
+                key: value for key, value in (("model_outputs", [text]), ("model_output", text)) if key in example
+            }
     return {"results": results, "native": native, "counts": _counts(spec, found, rows)}
 
 
@@ -94,7 +104,19 @@ def _evalchemy(spec: GradeSpec, raw: dict[str, Any] | None) -> tuple[dict[str, A
         _both_shapes(example, index) | verdict
         for index, (example, verdict) in enumerate(zip(raw["examples"], verdicts, strict=True))
     ]
-    return results, {}
+    letters = answer.answer_letters(name, raw["examples"])
+    return results | ({} if letters is None else {"answer_letters": letters}), {}
+
+
+def _refuse_grader_errors(spec: GradeSpec, examples: list[dict[str, Any]]) -> None:
+    """HarnessError where the grader failed on a sample and called it wrong: that is no answer of the model's."""
+    faults = [fault for example in examples if (fault := answer.grader_error(example)) is not None]
+    if faults:
+        counts = f"{len(faults)} of {len(examples)} samples ({len(examples) - len(faults)} graded)"
+        raise HarnessError(
+            f"{spec.task.name} seed {spec.seed}: the grader itself failed on {counts}: {faults[0][:200]}; "
+            "no score is published"
+        )
 
 
 def _both_shapes(example: dict[str, Any], index: int) -> dict[str, Any]:
@@ -119,10 +141,11 @@ def _lm_eval(spec: GradeSpec, raw: dict[str, Any] | None) -> tuple[dict[str, Any
 
 
 def _counts(spec: GradeSpec, examples: list[dict[str, Any]], rows: list[Generation]) -> dict[str, int]:
-    counts = dict.fromkeys(("format_fail", "grader_timeout", "boxed_empty", "boxed_unclosed", "boxed_blank"), 0)
+    counts = dict.fromkeys(_COUNTS, 0)
     for example, row in zip(examples, rows, strict=True):
         counts["format_fail"] += answer.format_fail(spec.task.name, example)
         counts["grader_timeout"] += bool(example.get("grader_timeout"))
+        counts["grader_error"] += answer.grader_error(example) is not None
         empty, unclosed, blank = answer.boxed_problems(row.text)
         counts["boxed_empty"] += empty
         counts["boxed_unclosed"] += unclosed

@@ -7,7 +7,12 @@ answer is wrong, without an error), and no lark: with it `5.` equals `5`, and gr
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import base64
+import json
+import pickle
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,34 +23,43 @@ from entrypoint.harness import answer, evalchemy
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Probe:
-    """One expected answer, in the type and under the key the data has, with an output of each kind."""
+    """One expected answer, in the type and under the key the data has, with an output of each kind.
+
+    `question`: what else of a row the benchmark reads.
+    """
 
     gold: object
     right: str
     wrong: str
+    question: Mapping[str, Any] = field(default_factory=dict)
 
 
-def selfcheck(tree: Path, task: str) -> None:
-    """Have the benchmark extract and grade a known-right and a known-wrong output: 1 and 0, or HarnessError.
+def selfcheck(tree: Path, task: str, options: Mapping[str, str]) -> None:
+    """Have the benchmark extract and grade known-right and known-wrong outputs: 1 and 0, or HarnessError.
 
-    To be called where `evalchemy.run` may be, before it. A task without a probe is refused.
+    To be called where `evalchemy.run` may be, before it, with the same `options`. A task without a probe is refused.
     """
-    probe = PROBES.get(task)
-    if probe is None:
+    probes = PROBES.get(task)
+    if probes is None:
         raise HarnessError(f"{task}: its grader has no self-check; known are {', '.join(PROBES)}")
-    lm = _Answers((probe.right, probe.wrong))
-    graded = evalchemy.run_on(tree, task, lm, [_question(task, probe, number) for number in (0, 1)])
-    got = [verdict["correctness"] for verdict in answer.verdicts(task, graded)]
-    if got != [True, False]:
-        versions = ", ".join(f"{name} {version}" for name, version in grader_versions().items())
-        raise HarnessError(
-            f"{task}: self-check of the grader failed: {probe.right!r} and {probe.wrong!r} for {probe.gold!r}"
-            f" were graded {got}, not [True, False]; its libraries are {versions}: install the harness lock"
-        )
+    outputs = tuple(output for probe in probes for output in (probe.right, probe.wrong))
+    questions = [_question(task, probe, 2 * n + wrong) for n, probe in enumerate(probes) for wrong in (0, 1)]
+    graded = evalchemy.run_on(tree, task, _Answers(outputs), questions, options=options)
+    for number, probe in enumerate(probes):
+        got = list(answer.credits(task, graded)[2 * number :][:2])
+        if got != [1, 0]:
+            faults = [why for example in graded["examples"] if (why := answer.grader_error(example))]
+            versions = ", ".join(f"{name} {version}" for name, version in grader_versions().items())
+            raise HarnessError(
+                f"{task}: self-check of the grader failed: {probe.right!r} and {probe.wrong!r} for {probe.gold!r}"
+                f" were graded {got}, not [1, 0]{''.join(f' ({why})' for why in faults[:1])}; its libraries are"
+                f" {versions}: install the harness lock"
+            )
 
 
 def _question(task: str, probe: Probe, number: int) -> dict[str, Any]:
-    return {"id": number, "problem": "", "question": "", answer.SHAPES[task].gold: probe.gold}
+    # A dict of its own for each sample: benchmarks write into it
+    return {"id": number, "problem": "", "question": "", answer.SHAPES[task].gold: probe.gold, **probe.question}
 
 
 class _Answers:
@@ -65,22 +79,78 @@ class _Answers:
         return list(self._outputs)
 
 
+def _code_probe(kind: str, tests: Mapping[str, str], right: str, wrong: str) -> Probe:
+    cases = [{"input": given, "output": wanted, "testtype": kind} for given, wanted in tests.items()]
+    encoded = base64.b64encode(zlib.compress(pickle.dumps(json.dumps(cases)))).decode("ascii")
+    question = {
+        "prompt": "",
+        "entry_point": "",
+        "task_id": "probe",
+        "is_stdin": kind == "stdin",
+        "public_test_cases": "[]",
+        "difficulty": "easy",
+    }
+    right, wrong = (f"```python\n{program}\n```" for program in (right, wrong))
+    return Probe(gold=encoded, right=right, wrong=wrong, question=question)
+
+
 # Right answers are written otherwise than the expected ones, so that comparing plain text would fail them.
 _INTEGER = Probe(gold="73", right="It is 72 + 1, so $\\boxed{73 }$.", wrong="So \\boxed{74}.")
-PROBES = {
-    "AIME24": _INTEGER,
-    "AIME25": _INTEGER,
-    "AIME26": _INTEGER,
-    "AMC23": Probe(gold=27, right="So \\boxed{27\\%}.", wrong="So \\boxed{72}."),
-    "MATH500": Probe(
-        gold="\\left( 3, \\frac{\\pi}{2} \\right)",
-        right="First \\boxed{7}, then \\boxed{(3,\\dfrac{\\pi}{2})}.",
-        wrong="\\boxed{(3,\\dfrac{\\pi}{3})}",
+# The right option of this question is D in upstream's order and in the shuffled one.
+_OPTIONS = {
+    "Question": "Which of these four is even?",
+    "Correct Answer": "2",
+    **{f"Incorrect Answer {n}": str(2 * n + 1) for n in (1, 2, 3)},
+}
+_PROGRAMS = (
+    _code_probe("stdin", {"2\n": "4", "3\n": "9"}, "print(int(input()) ** 2)", "print(int(input()) * 2)"),
+    _code_probe("functional", {"2": "4", "3": "9"}, "def square(n):\n    return n * n", "def square(n):\n    return 4"),
+)
+PROBES: Mapping[str, tuple[Probe, ...]] = {
+    "AIME24": (_INTEGER,),
+    "AIME25": (_INTEGER,),
+    "AIME26": (_INTEGER,),
+    "AMC23": (Probe(gold=27, right="So \\boxed{27\\%}.", wrong="So \\boxed{72}."),),
+    "HMMT": (Probe(gold="\\frac{\\sqrt{8}}{2}", right="\\boxed{\\sqrt{2}}", wrong="\\boxed{\\sqrt{3}}"),),
+    "MATH500": (
+        Probe(
+            gold="\\left( 3, \\frac{\\pi}{2} \\right)",
+            right="First \\boxed{7}, then \\boxed{(3,\\dfrac{\\pi}{2})}.",
+            wrong="\\boxed{(3,\\dfrac{\\pi}{3})}",
+        ),
     ),
-    "OlympiadBench": Probe(gold="\\frac{1}{2}", right="\\boxed{0.5}", wrong="\\boxed{0.25}"),
-    "OlympiadBench_Physics": Probe(
-        gold=["\\frac{1}{2} m v^{2}", "7.5"],
-        right="\\boxed{E=\\frac{m v^2}{2}} and \\boxed{7.501}",
-        wrong="\\boxed{E=m v^2} and \\boxed{7.501}",
+    "OlympiadBench": (Probe(gold="\\frac{1}{2}", right="\\boxed{0.5}", wrong="\\boxed{0.25}"),),
+    "OlympiadBench_Physics": (
+        Probe(
+            gold=["\\frac{1}{2} m v^{2}", "7.5"],
+            right="\\boxed{E=\\frac{m v^2}{2}} and \\boxed{7.501}",
+            wrong="\\boxed{E=m v^2} and \\boxed{7.501}",
+        ),
     ),
+    "GPQADiamond": (Probe(gold="D", right="Not A, so \\boxed{d}", wrong="Not D, so \\boxed{A}", question=_OPTIONS),),
+    "HLE": (
+        Probe(
+            gold="B",
+            right="Exact Answer: \\boxed{b}, not C",
+            wrong="Answer: C, not B",
+            question={"answer_type": "multipleChoice", "image": ""},
+        ),
+    ),
+    "JEEBench": (
+        Probe(
+            gold="ABD",
+            right="\\boxed{D, B, A}",
+            wrong="\\boxed{ABC}",
+            question={"type": "MCQ(multiple)", "index": 1, "subject": "math"},
+        ),
+        Probe(
+            gold="2.50",
+            right="\\boxed{2.5}",
+            wrong="\\boxed{2.52}",
+            question={"type": "Numeric", "index": 2, "subject": "phy"},
+        ),
+    ),
+    "LiveCodeBench": _PROGRAMS,
+    "LiveCodeBenchv5_official": _PROGRAMS,
+    "LiveCodeBenchv6_official": _PROGRAMS,
 }

@@ -21,6 +21,8 @@ import pytest
 
 from entrypoint.layout import short_hash
 from tests.engine.conftest import ROOT, STEP_300, evalcrate, rows, vllm_server, write_job
+from tests.fakes import hub_data
+from tests.fakes.data import with_synthetic_data
 from tests.flow.test_run import wait_until
 
 MODEL = re.sub(r"[/\\:]+", "__", str(STEP_300))
@@ -184,10 +186,14 @@ def test_spread_over_seeds_is_binomial_only_with_a_seed_per_sample(
         assert task["std"] > 2.5 * binomial
 
 
-def test_two_competition_benchmarks_run_on_the_real_engine(
-    engine_python: Path, evalchemy_tree: Path, tmp_path: Path
+def test_two_competition_benchmarks_and_one_of_programs_run_on_the_real_engine(
+    engine_python: Path, evalchemy_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    done = evalcrate("run", "jobs/smoke-math.yaml", "--set", f"results={tmp_path}")
+    data = with_synthetic_data(monkeypatch, tmp_path / "hub", "LiveCodeBench")
+    tasks = "tasks=[{name: AIME24, seeds: 2}, MATH500, {name: LiveCodeBench, seeds: 1}]"
+    done = evalcrate(
+        *("run", "jobs/smoke-math.yaml", "--set", f"results={tmp_path}", "--set", tasks, "--set", f"data={data}")
+    )
     assert done.returncode == 0, done.stderr
     (root,) = tmp_path.glob("smoke-math-step300-limit*")
     for seed in (42, 43):
@@ -199,4 +205,8 @@ def test_two_competition_benchmarks_run_on_the_real_engine(
         stored = {r["sample"]: r for r in rows(root) if (r["task"], r["seed"]) == ("AIME24", seed)}
         assert used == [a["body"]["seed"] for a in asked] == [stored[a["sample"]]["sampler_seed"] for a in asked]
         assert len(set(used)) == len(used) > 1
-    assert json.loads((root / "results.json").read_bytes())["tasks"]["MATH500"]["status"] == "ok"
+    found = json.loads((root / "results.json").read_bytes())["tasks"]
+    assert {name: task["status"] for name, task in found.items()} == dict.fromkeys(
+        ("AIME24", "MATH500", "LiveCodeBench"), "ok"
+    )
+    assert found["LiveCodeBench"]["validity"]["graded"] == len(hub_data.outputs("LiveCodeBench"))

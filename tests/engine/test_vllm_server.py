@@ -78,6 +78,7 @@ def a_plan(engine: Engine) -> Plan:
         task_timeout_s=None,
         keep_generations=True,
         grader_command=(),
+        require_isolation=False,
         warnings=(),
     )
 

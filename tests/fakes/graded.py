@@ -31,6 +31,8 @@ def task_plan(name: str = "AIME24", seeds: Sequence[int] = (42, 43), **changes: 
         seeds=tuple(seeds),
         sampling=sampling,
         source="5e" * 32,
+        data="",
+        options={},
     )
     return replace(task, **changes)
 
@@ -76,6 +78,7 @@ def plan_of(*tasks: TaskPlan, results: Path, **changes: Any) -> Plan:
         template="{{ messages }}",
         trust_remote_code=False,
         folders={},
+        data={},
         profile="cpu",
         device="cpu",
         engine=engine,
@@ -89,6 +92,7 @@ def plan_of(*tasks: TaskPlan, results: Path, **changes: Any) -> Plan:
         task_timeout_s=None,
         keep_generations=True,
         grader_command=(),
+        require_isolation=False,
         warnings=(),
     )
     return plan

@@ -40,8 +40,7 @@ WRONG: list[tuple[dict[str, Any], int, str]] = [
     ({"engine": {"profile": "h100"}}, 2, "engine.profile"),
     ({"engine": {"kind": "endpoint"}}, 2, "url and socket"),
     ({"engine": {"replicas": 2}}, 2, "engine.replicas"),
-    ({"data": "/data"}, 2, "data"),
-    ({"suite": "science"}, 2, "GPQADiamond"),
+    ({"suite": "science", "data": "/proc/no-data"}, 4, "GPQADiamond"),
 ]
 
 
@@ -114,7 +113,7 @@ def test_of_several_jobs_a_wrong_one_stops_all_before_any_starts(bench: Bench, c
 
 
 def test_plan_prints_what_it_can_then_what_it_refuses(bench: Bench) -> None:
-    assert bench.run(command="plan", suite="math", checkpoint="/nope", tasks=[], seeds=None) == 2
+    assert bench.run(command="plan", suite="math", checkpoint="/nope", tasks=[], seeds=None, data="/proc/no-data") == 4
     out, err = bench.said()
     assert "AIME24" in out
     assert "42…51" in out

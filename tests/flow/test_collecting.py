@@ -162,6 +162,9 @@ def write_tree(folder: Path) -> Path:
     (folder / "eval").mkdir(parents=True)
     (folder / "eval/__init__.py").touch()
     (folder / "eval/task.py").write_text(EVALCHEMY)
+    for name in re.findall(r"class (\w+)\(Benchmark\)", EVALCHEMY):
+        (folder / "eval/chat_benchmarks" / name).mkdir(parents=True)
+        (folder / "eval/chat_benchmarks" / name / "eval_instruct.py").touch()
     return folder
 
 
@@ -185,6 +188,9 @@ class Collector:
             "limit": None,
             "system_instruction": None,
             "chat": True,
+            "data": [],
+            "options": {},
+            "cores": 1,
         }
         spec: dict[str, Any] = {
             "task": source | {key: value for key, value in changes.items() if key in source},
@@ -199,7 +205,7 @@ class Collector:
             "stop_token_ids": [258],
             "max_model_len": 512,
             "on_overlong": "refuse",
-            "out": str(self.folder / "out" / label),
+            "out": str(self.folder / "private" / "out" / label),
         }
         spec |= {key: value for key, value in changes.items() if key not in source and key not in SAMPLING}
         Path(spec["out"]).mkdir(parents=True)
@@ -207,10 +213,10 @@ class Collector:
 
     def run(self) -> None:
         private = self.folder / "private"
-        private.mkdir()
         jobs = list(self.jobs.values())
         log = self.folder / "child.log"
-        found = ask_child("collect", jobs, private=private, log=log, timeout_s=300, parallel=2)
+        read = [path for job in jobs for path in (job.spec["checkpoint"], job.spec["task"]["folder"])]
+        found = ask_child("collect", jobs, private=private, log=log, timeout_s=300, read=read, parallel=2)
         self.answers = dict(zip(self.jobs, found, strict=True))
 
     def facts(self, label: str, seed: int) -> dict[str, Any]:
@@ -226,14 +232,14 @@ class Collector:
 
     def requests(self, label: str, seed: int = SEEDS[0]) -> list[dict[str, Any]]:
         assert isinstance(self.answers[label], dict), self.answers[label]
-        file = self.folder / "out" / label / f"seed{seed}.jsonl"
+        file = self.folder / "private" / "out" / label / f"seed{seed}.jsonl"
         return [json.loads(line) for line in file.read_bytes().splitlines()]
 
     def prompts(self, label: str, seed: int = SEEDS[0]) -> list[str]:
         return [row["prompt"] for row in self.requests(label, seed)]
 
     def chats(self, label: str) -> dict[str, str]:
-        file = self.folder / "out" / label / "chats.jsonl"
+        file = self.folder / "private" / "out" / label / "chats.jsonl"
         rows = [json.loads(line) for line in file.read_bytes().splitlines()]
         return {row["chat"]: row["text"] for row in rows}
 
@@ -455,7 +461,7 @@ def test_a_benchmark_of_one_round_is_collected(collected: Collector) -> None:
 def test_requests_that_depend_on_earlier_answers_are_refused_with_the_reason(collected: Collector, task: str) -> None:
     said = collected.refusal(task)
     assert said.startswith(f"{task}: its requests depend on the model's earlier answers (a multi-turn task)")
-    assert not list((collected.folder / "out" / task).iterdir())
+    assert not list((collected.folder / "private" / "out" / task).iterdir())
 
 
 def test_a_benchmark_that_asks_another_seed_is_refused(collected: Collector) -> None:
@@ -505,7 +511,7 @@ def run_alone(folder: Path, label: str, jobs: Mapping[str, ChildJob], hash_seed:
         spec = {**job.spec, "out": str(out)}
         told.append({"spec": spec, "log": str(place / f"{name}.log"), "answer": str(out / "answer.json")})
     spec_file = place / "spec.json"
-    spec_file.write_text(json.dumps({"mode": "collect", "parallel": 2, "jobs": told}))
+    spec_file.write_text(json.dumps({"mode": "collect", "parallel": 2, "jobs": told, "policy": None}))
     kept = {key: os.environ[key] for key in ("PATH", "LD_LIBRARY_PATH") if key in os.environ}
     own = {"PYTHONPATH": str(ROOT), "PYTHONUTF8": "1", "HF_HUB_OFFLINE": "1", "HOME": str(place)}
     done = subprocess.run(
@@ -528,7 +534,7 @@ def test_two_collects_give_identical_bytes_whatever_the_order_of_sets(collected:
     assert sorted(first) == sorted(f"{label}/{name}" for label in jobs for name in names)
     assert first == second
     for label in jobs:
-        written = collected.folder / "out" / label
+        written = collected.folder / "private" / "out" / label
         assert {f"{label}/{file.name}": file.read_bytes() for file in written.iterdir()}.items() <= first.items()
 
 
@@ -540,7 +546,7 @@ def graded(collected: Collector, tmp_path: Path) -> Callable[[str, list[str]], d
     """Grades the first trial of a label with these texts as its generations."""
 
     def grade(label: str, texts: list[str]) -> dict[str, Any] | EvalcrateError:
-        job, out = collected.jobs[label], collected.folder / "out" / label
+        job, out = collected.jobs[label], collected.folder / "private" / "out" / label
         rows = [
             {key: row[key] for key in ("id", "task", "seed", "sample")}
             | {"fingerprint": "f", "text": text, "token_ids": None, "finish_reason": "stop", "stop_reason": None}
@@ -562,7 +568,8 @@ def graded(collected: Collector, tmp_path: Path) -> Callable[[str, list[str]], d
         }
         (tmp_path / "private").mkdir()
         told = ChildJob(task=job.task, spec=spec, log=tmp_path / "grade.log")
-        return ask_child("grade", [told], private=tmp_path / "private", log=told.log, timeout_s=300)[0]
+        read = [job.spec["task"]["folder"], str(tmp_path), str(out)]
+        return ask_child("grade", [told], private=tmp_path / "private", log=told.log, timeout_s=300, read=read)[0]
 
     return grade
 

@@ -105,6 +105,7 @@ def a_plan(engine: Engine, task_timeout_s: float | None, on_overlong: str) -> Pl
         task_timeout_s=task_timeout_s,
         keep_generations=True,
         grader_command=(),
+        require_isolation=False,
         warnings=(),
     )
 

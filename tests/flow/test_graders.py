@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from entrypoint.harness import answer
+
 ROOT = Path(__file__).parent.parent.parent
 ENDLESS = ("10^{10^{10}}", "100000000!")
 
@@ -78,7 +80,7 @@ def boxed(*answers: str) -> str:
 
 def verdicts_of_first_two(tree: Path) -> dict[str, list[list[bool]]]:
     """[right, wrong] and [wrong, right] on the first two questions, through the whole of the benchmark."""
-    from entrypoint.harness import answer, evalchemy
+    from entrypoint.harness import evalchemy
 
     found: dict[str, list[list[bool]]] = {}
     for task, (first, second) in FIRST_TWO.items():
@@ -92,7 +94,7 @@ def verdicts_of_first_two(tree: Path) -> dict[str, list[list[bool]]]:
 
 
 def graded(tree: Path, task: str, pairs: list[tuple[Any, tuple[str, ...], bool]]) -> dict[str, Any]:
-    from entrypoint.harness import answer, evalchemy
+    from entrypoint.harness import evalchemy
 
     questions = [
         {"id": number, "problem": "", "question": "", answer.SHAPES[task].gold: gold}
@@ -103,8 +105,6 @@ def graded(tree: Path, task: str, pairs: list[tuple[Any, tuple[str, ...], bool]]
 
 
 def verdicts_of_pairs(tree: Path) -> dict[str, list[bool]]:
-    from entrypoint.harness import answer
-
     return {
         task: [verdict["correctness"] for verdict in answer.verdicts(task, graded(tree, task, pairs))]
         for task, pairs in PAIRS.items()
@@ -114,6 +114,20 @@ def verdicts_of_pairs(tree: Path) -> dict[str, list[bool]]:
 def endless_answers(tree: Path) -> list[dict[str, Any]]:
     pairs = [(["5"], (answer,), False) for answer in ENDLESS]
     return list(graded(tree, "OlympiadBench_Physics", [*pairs, (["5"], ("5",), True)])["examples"])
+
+
+def physics_parses(tree: Path) -> list[str]:
+    """What the parser is asked for two expected and two boxed answers, of which one has a variable before it."""
+    from entrypoint.harness import evalchemy
+
+    benchmark = evalchemy._load(
+        tree, "OlympiadBench_Physics", seed=0, n_repeat=1, max_tokens=1, system_instruction=None
+    )
+    names = benchmark.evaluate_responses.__func__.__globals__
+    parse, asked = names["parse_latex"], []
+    names["parse_latex"] = lambda text: (asked.append(text), parse(text))[1]
+    benchmark.evaluate_responses({"examples": [{"answers": ["v = 7", "8"], "model_answers": ["9", "8"]}] * 2})
+    return asked
 
 
 def errors_in_a_thread(tree: Path) -> list[str]:
@@ -145,8 +159,9 @@ def passed_self_checks(tree: Path) -> list[str]:
     from entrypoint.harness import selfcheck
 
     for task in selfcheck.PROBES:
-        selfcheck.selfcheck(tree, task)
-    return list(selfcheck.PROBES)
+        for options in ({}, {"gpqa_order": "shuffled"}, {"livecodebench": "isolated"}):
+            selfcheck.selfcheck(tree, task, options)
+    return sorted(selfcheck.PROBES)
 
 
 def repetitions_of_a_task_without(tree: Path) -> str:
@@ -179,7 +194,7 @@ def without_antlr4(tree: Path) -> dict[str, Any]:
     sys.modules["antlr4"] = None  # type: ignore[assignment]
     scored = graded(tree, "OlympiadBench_Physics", [(["5"], ("5",), True)])
     try:
-        selfcheck.selfcheck(tree, "OlympiadBench_Physics")
+        selfcheck.selfcheck(tree, "OlympiadBench_Physics", {})
     except HarnessError as error:
         return {"accuracy": scored["accuracy"], "refusal": str(error)}
     return {"accuracy": scored["accuracy"], "refusal": None}
@@ -238,6 +253,10 @@ def test_endless_physics_answers_are_wrong_and_counted(evalchemy_tree: Path) -> 
     assert "grader_timeout" not in good
 
 
+def test_each_physics_answer_is_parsed_once(evalchemy_tree: Path) -> None:
+    assert sorted(child(evalchemy_tree, "physics_parses")) == ["7", "8", "9", "v = 7"]
+
+
 def test_grading_in_a_thread_is_an_error_and_not_zero(evalchemy_tree: Path) -> None:
     ours, upstreams = child(evalchemy_tree, "errors_in_a_thread")
     assert ours.startswith("HarnessError: AIME24: graders bound their time with signals")
@@ -245,7 +264,7 @@ def test_grading_in_a_thread_is_an_error_and_not_zero(evalchemy_tree: Path) -> N
 
 
 def test_every_grader_passes_its_self_check(evalchemy_tree: Path) -> None:
-    assert child(evalchemy_tree, "passed_self_checks") == list(FIRST_TWO)
+    assert child(evalchemy_tree, "passed_self_checks") == sorted(answer.SHAPES)
 
 
 def test_a_machine_without_antlr4_is_refused_instead_of_scoring_zero(evalchemy_tree: Path) -> None:
@@ -273,7 +292,7 @@ def test_repetitions_that_a_task_would_ignore_are_refused(evalchemy_tree: Path) 
 def test_a_locale_that_is_not_utf8_is_refused(evalchemy_tree: Path) -> None:
     code = f"import sys; sys.argv = ['', {str(evalchemy_tree)!r}]; import locale"
     code += "; locale.getpreferredencoding = lambda do: 'ISO-8859-1'; from pathlib import Path"
-    code += "; from entrypoint.harness import selfcheck; selfcheck.selfcheck(Path(sys.argv[1]), 'AIME25')"
+    code += "; from entrypoint.harness import selfcheck; selfcheck.selfcheck(Path(sys.argv[1]), 'AIME25', {})"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert "AIME25: its data would be read in the locale's ISO-8859-1; set PYTHONUTF8=1" in done.stderr
 

@@ -90,6 +90,9 @@ def test_zero_is_an_expected_answer(example: dict[str, Any]) -> None:
         ("MATH500", {"model_answer": ""}, {"model_answer": "7"}),
         ("OlympiadBench", {"model_answer": ""}, {"model_answer": "7"}),
         ("OlympiadBench_Physics", {"model_answers": []}, {"model_answers": ["1", "2"]}),
+        ("GPQADiamond", {"model_answers": ["none of them"]}, {"model_answers": ["D"]}),
+        ("HLE", {"model_answers": [""]}, {"model_answers": ["G"]}),
+        ("JEEBench", {"model_answers": [""]}, {"model_answers": ["AC"]}),
         ("LiveCodeBench", {"model_answers": [[]]}, {"model_answers": [["print()"]]}),
         ("LiveCodeBenchv6_official", {"content": []}, {"content": ["print()"]}),
         ("gsm8k", {"filtered_resps": ["[invalid]"]}, {"filtered_resps": ["7"]}),
@@ -122,6 +125,46 @@ def test_verdicts_that_do_not_add_up_to_the_benchmarks_count_are_refused() -> No
     stats["num_solved"] = 2
     with pytest.raises(HarnessError, match="counted 2 solved of 2, its examples say 1 of 2"):
         answer.verdicts("AIME25", graded)
+
+
+def test_partial_credit_adds_up_and_gets_no_verdict() -> None:
+    examples = [{"gold": "AB", "score": [0.25]}, {"gold": "C", "score": [1]}]
+    graded = {"examples": examples, "run_stats": [{"num_total": 2, "num_solved": 1.25}]}
+    assert answer.credits("JEEBench", graded) == (0.25, 1.0)
+    assert answer.verdicts("JEEBench", graded) == ({}, {})
+    graded["run_stats"] = [{"num_total": 2, "num_solved": 1.0}]
+    with pytest.raises(HarnessError, match=r"counted 1.0 solved of 2, its examples say 1.25"):
+        answer.verdicts("JEEBench", graded)
+
+
+@pytest.mark.parametrize(
+    ("text", "mended"),
+    [
+        (BLANK, "put it in boxed form. So \\boxed{42}"),
+        ("\\boxed {42}", "\\boxed{42}"),
+        ("\\boxed\n{42}", "\\boxed{42}"),
+        ("\\boxed 42", "\\boxed 42"),
+        ("So \\boxed{42}.", "So \\boxed{42}."),
+        ("", ""),
+    ],
+)
+def test_a_mended_box_is_the_one_that_was_meant(text: str, mended: str) -> None:
+    assert answer.mend_blank_boxes(text) == mended
+
+
+@pytest.mark.parametrize(
+    ("reason", "ours"),
+    [
+        ("Evaluation error: x", True),
+        ("Critical error: x", True),
+        ("Future error: x", True),
+        ("Code is incorrect.", False),
+        ("Does not contain code component.", False),
+        (None, False),
+    ],
+)
+def test_a_failure_of_the_grader_is_told_from_a_wrong_answer(reason: str | None, ours: bool) -> None:
+    assert (answer.grader_error({"correctness": False, "reason": reason}) is not None) is ours
 
 
 def test_a_verdict_is_never_made_up() -> None:

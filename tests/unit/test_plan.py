@@ -62,6 +62,7 @@ def plan_of(spec: JobSpec, host: Host = GPU_HOST) -> Plan:
         host,
         template=CHECKPOINT.template,
         folders=folders(tasks, SOURCES),
+        data={},
         max_model_len=max_model_len(spec, tasks),
     )
     return resolve(spec, tasks, CHECKPOINT, CHECKPOINT.template, placement, ())
@@ -133,22 +134,16 @@ def test_which_score_of_an_unlisted_task_counts_is_never_guessed() -> None:
 def test_without_the_source_the_command_to_run_is_named() -> None:
     bare = replace(SOURCES, tree=None)
     tasks = resolve_tasks(job(tasks=["AIME24"]), CATALOG, bare)
-    (refusal,) = refusals(tasks, CATALOG, bare)
+    (refusal,) = refusals(tasks, bare)
     assert isinstance(refusal, MachineError)
     assert "AIME24" in str(refusal)
     assert "evalcrate sources" in str(refusal)
-
-
-def test_what_can_not_be_run_yet_is_refused_by_name() -> None:
-    tasks = resolve_tasks(job(suite="math"), CATALOG, SOURCES)
-    assert any("HMMT" in str(r) and isinstance(r, JobError) for r in refusals(tasks, CATALOG, SOURCES))
 
 
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
         ({"engine": {"replicas": 2}}, "engine.replicas: 2"),
-        ({"data": "/data"}, "data: /data"),
         ({"engine": {"profile": "h100"}}, "engine.profile"),
         ({"tasks": [{"name": "AIME24", "num_fewshot": 5}]}, "no few-shot"),
         ({"tasks": [{"name": "AIME24", "metric": "x"}]}, "the one metric accuracy"),
