@@ -25,7 +25,8 @@ eval: harness engine
 	.venv/bin/evalcrate run $(JOB)
 
 test: check engine
-	.venv/bin/python -m pytest tests
+	.venv/bin/python -m pytest -n auto --maxprocesses 8 --dist worksteal tests/unit tests/flow
+	.venv/bin/python -m pytest tests/engine
 
 check: .venv/.test
 	.venv/bin/ruff check . && .venv/bin/ruff format --check .
