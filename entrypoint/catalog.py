@@ -104,11 +104,10 @@ class Catalog:
     def profile_for(self, gpu_name: str, total_mib: int) -> Profile | None:
         """The profile of this very kind of card, None when there is none; never the nearest one.
 
-        A MIG slice is none of these cards: it has their name, but neither their memory nor their speed.
+        A MIG slice (`<card> MIG 3g.40gb`) goes by its card's name and its own memory.
         """
-        if "MIG" in gpu_name.split():
-            return None
-        found = [each for each in self.profiles.values() if each.matches(gpu_name, total_mib)]
+        product = gpu_name.partition(" MIG ")[0]
+        found = [each for each in self.profiles.values() if each.matches(product, total_mib)]
         if len(found) > 1:
             both = " and ".join(f"profiles/gpu/{each.name}.yaml" for each in found)
             raise JobError(f"{both}: gpu_names: both match {gpu_name}, {total_mib} MiB; tell them apart")
@@ -171,6 +170,14 @@ def load_catalog(root: Path) -> Catalog:
                 raise document.refusal(("tasks", n, "name"), what)
     profiles = {path.stem: _profile(path.stem, read_file(path)) for path in _files(root / "profiles" / "gpu")}
     return Catalog(suites=suites, profiles=profiles)
+
+
+def with_profile_file(catalog: Catalog, profile: str) -> Catalog:
+    """The catalog and, where `profile` is a file's path and no name, that file's profile under its path."""
+    if profile in catalog.profiles or not (profile.endswith((".yaml", ".yml")) or "/" in profile):
+        return catalog
+    own = _profile(profile, read_file(Path(profile)))
+    return replace(catalog, profiles={**catalog.profiles, profile: own})
 
 
 def _files(folder: Path) -> list[Path]:

