@@ -3,6 +3,7 @@
 #   make eval      both environments, then the bundled checkpoint with jobs/smoke.yaml
 #   make test      everything this machine can run; says what it skipped and why
 #   make sources   the pinned benchmark source (EVALCHEMY_REPO=<url or local git directory> to take it from elsewhere)
+#   make models    list anew what the installed engine can load
 #   make locks     resolve the locks anew (needs the package index)
 #
 # The harness runs on Python 3.11 to 3.13 (PYTHON=python3.12), the CPU engine's lock is for Python 3.11 on x86-64.
@@ -19,7 +20,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # Modules are compiled when they are first imported: compiling all of them takes minutes and most are never used.
 INSTALL = -m pip install -qq --no-compile --no-deps --no-build-isolation --require-hashes
 
-.PHONY: eval test check harness engine sources locks clean
+.PHONY: eval test check harness engine sources models locks clean
 
 eval: harness engine
 	.venv/bin/evalcrate run $(JOB)
@@ -66,6 +67,9 @@ engine: .venv-engine/.engine
 
 sources: harness
 	.venv/bin/evalcrate sources
+
+models: engine
+	.venv-engine/bin/python locks/list_models.py > profiles/engine/vllm.tmp && mv profiles/engine/vllm.tmp profiles/engine/vllm.json
 
 # torchvision, torchaudio and torchcodec are declared by the engine but not needed, and from another index than torch
 # they break the import of transformers; triton (1 GB) is not needed on CPU.

@@ -1,26 +1,36 @@
-"""A checkpoint folder, looked at once: is it there and whole, whose is it, which step, which chat template.
+"""A checkpoint folder, looked at once: is it there and whole, whose is it, which step, what shape, which template.
 
 In: the path of a job. Out: a Checkpoint of plain facts; CheckpointError says what is missing and what to do.
-Nothing is loaded: files are stat'ed, JSON read, and a few bytes of every tensor hashed.
+Nothing is loaded: files are stat'ed, JSON and headers read, and a few bytes of every tensor hashed.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import re
-import struct
+import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event
 from typing import Any
 
+from entrypoint.architecture import Models, architectures_of, completed
+from entrypoint.context import Limit, limit_of
 from entrypoint.errors import CheckpointError
-from entrypoint.record import digest
+from entrypoint.json_file import read_object
+from entrypoint.record import canonical
+from entrypoint.shape import Shape, shape_of, text_part
+from entrypoint.template import read_template
+from entrypoint.tokenizer import Tokenizer, read_tokenizer
+from entrypoint.vocabulary import refuse_outside, vocabulary_notices
+from entrypoint.weights import Weights, full_digests, read_weights, sampled_digests
 
 _STEP = re.compile(r"(?:step|checkpoint)-(\d+)")
-_SAMPLE_BYTES = 256
-_MAX_HEADER_BYTES = 100_000_000  # the safetensors format's own limit
+_YOUNG_S = 5.0  # a file that changed this recently may still be changing
+_WATCH_S = 0.5
+_LOOK_EVERY_S = 0.05
 # Files that shape prompts or tokens; weights are sampled apart.
 _IDENTITY_FILES = (
     "config.json",
@@ -35,25 +45,31 @@ _IDENTITY_FILES = (
     "merges.txt",
     "chat_template.jinja",
     "chat_template.json",
+    "hf_quant_config.json",
 )
-_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checkpoint:
     """`path` is absolute with symlinks resolved; `step` comes from its last component only; `template` is the chat
-    template's text (None: there is none); `identity` is the same for every copy of the same files."""
+    template's text (None: there is none); `identity` is the same for every copy of the same files, and opens with
+    `full:` where every byte was hashed. `config` and `shape` include what the config's class takes by itself.
+    `limit`: the longest context the engine allows. `warnings`: what is odd about the files."""
 
     path: Path
     identity: str
     step: int | None
     template: str | None
     architectures: tuple[str, ...]
-    max_position_embeddings: int | None
+    config: Mapping[str, Any]
+    shape: Shape
+    limit: Limit | None
     quantization: str | None
     generation_config: Mapping[str, Any]
     eos_token_ids: tuple[int, ...]
+    tokenizer_config: Mapping[str, Any]
     weights_bytes: int
+    warnings: tuple[str, ...]
 
 
 def step_of(path: Path) -> int | None:
@@ -62,41 +78,75 @@ def step_of(path: Path) -> int | None:
     return int(found[1]) if found else None
 
 
-def inspect(path: str) -> Checkpoint:
-    """Facts of the checkpoint at `path` (relative: to the working directory)."""
+def inspect(
+    path: str,
+    models: Models | None = None,
+    *,
+    dtype: str = "bfloat16",
+    own_template: bool = True,
+    full_hash: bool = False,
+    cache: Path | None = None,
+) -> Checkpoint:
+    """Facts of the checkpoint at `path` (relative: to the working directory).
+
+    `models`: the engine's own list, for values that config.json leaves out. `dtype`: of the KV cache.
+    `own_template`: the checkpoint's template will be used, so what it writes is held against the end tokens.
+    `full_hash`: the identity covers every byte of the weights rather than samples; minutes for a large checkpoint.
+    `cache`: where what a tokenizer.json gave is remembered.
+    """
     try:
-        return _inspect(path)
+        return _inspect(path, models, dtype, own_template, full_hash, cache)
+    except RecursionError as err:
+        raise CheckpointError(f"{path}: a JSON file is nested too deeply; save the checkpoint again") from err
     except OSError as err:
         raise CheckpointError(
             f"{err.filename or path}: can't be read ({err.strerror or err}); check its owner and mode"
         ) from err
 
 
-def _inspect(path: str) -> Checkpoint:
+def _inspect(
+    path: str, models: Models | None, dtype: str, own_template: bool, full_hash: bool, cache: Path | None
+) -> Checkpoint:
     folder = _folder(path)
-    config = _json(folder, "config.json", required=True)
-    if not any((folder / name).is_file() for name in _TOKENIZERS):
-        raise CheckpointError(
-            f"{folder}: no tokenizer ({', '.join(_TOKENIZERS)}); save the tokenizer beside the weights"
-        )
-    weights = _weights(folder)
-    nested = config.get("text_config")
-    text_config: dict[str, Any] = nested if isinstance(nested, dict) else config
-    quantization = config.get("quantization_config")
-    architectures = config.get("architectures")
-    generation = _json(folder, "generation_config.json", required=False)
+    started, before = time.monotonic(), _look(folder)
+    raw = _config(folder)
+    config = raw if models is None else completed(raw, models)
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(read_tokenizer, folder, cache)
+        weights = read_weights(folder)
+        identity = _identity(folder, weights, full_hash)
+        tokenizer = reading.result()
+    generation = _generation_config(folder)
+    eos = _eos_ids(generation.get("eos_token_id", config.get("eos_token_id", text_part(config).get("eos_token_id"))))
+    template, shape = read_template(folder), shape_of(config, dtype)
+    written = template if own_template else None
+    refuse_outside(folder, tokenizer, written, weights, shape.vocab_size)
+    _refuse_changing(folder, before, started)
     return Checkpoint(
         path=folder,
-        identity=_identity(folder, weights),
+        identity=identity,
         step=step_of(folder),
-        template=_template(folder),
-        architectures=tuple(map(str, architectures if isinstance(architectures, list) else ())),
-        max_position_embeddings=_positive_int(text_config.get("max_position_embeddings")),
-        quantization=str(quantization.get("quant_method")) if isinstance(quantization, dict) else None,
+        template=template,
+        architectures=architectures_of(config),
+        config=config,
+        shape=shape,
+        limit=limit_of(config),
+        quantization=_quantization(config),
         generation_config=generation,
-        eos_token_ids=_eos_ids(generation.get("eos_token_id", config.get("eos_token_id"))),
-        weights_bytes=sum(f.stat().st_size for f in weights),
+        eos_token_ids=eos,
+        tokenizer_config=tokenizer.config,
+        weights_bytes=weights.size_bytes,
+        warnings=tuple(_warnings(weights, tokenizer, written, eos, shape)),
     )
+
+
+def _warnings(
+    weights: Weights, tokenizer: Tokenizer, template: str | None, eos: tuple[int, ...], shape: Shape
+) -> Iterator[str]:
+    yield from weights.warnings
+    yield from vocabulary_notices(tokenizer, template, eos, shape.vocab_size)
+    if shape.reason is not None:
+        yield f"KV cache per token is not known: {shape.reason}; whether max_num_seqs fits can't be said"
 
 
 def _folder(path: str) -> Path:
@@ -111,23 +161,39 @@ def _folder(path: str) -> Path:
     return folder.resolve()
 
 
-def _json(folder: Path, name: str, *, required: bool) -> dict[str, Any]:
-    file = folder / name
-    if not file.is_file():
-        if required:
-            raise CheckpointError(f"{folder}: no {name}; is this the folder that the trainer saved the model to?")
-        return {}
+def steps_in(folder: Path) -> tuple[tuple[Path, ...], tuple[str, ...]]:
+    """The checkpoints of a run folder in order of their steps (as numbers, not as text), and the other folders."""
+    folders = [child for child in folder.iterdir() if child.is_dir() and not child.name.startswith(".")]
+    steps = [(step, child.name, child) for child in folders if (step := step_of(child)) is not None]
+    return tuple(child for *_, child in sorted(steps)), tuple(sorted(c.name for c in folders if step_of(c) is None))
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    if not (folder / "config.json").is_file() and (found := steps_in(folder))[0]:
+        steps, other = found
+        names = ", ".join(child.name for child in steps[-5:])
+        ignored = f" ({', '.join(other[:5])}: no step in the name, ignored)" if other else ""
+        raise CheckpointError(
+            f"checkpoint: {folder}: holds {len(steps)} checkpoints, not one: {'… ' if len(steps) > 5 else ''}{names}"
+            f"{ignored}; give one of them, such as the latest, {steps[-1]}"
+        )
+    return read_object(folder, "config.json", required=True)
+
+
+def _generation_config(folder: Path) -> dict[str, Any]:
+    generation = read_object(folder, "generation_config.json")
     try:
-        value = json.loads(file.read_bytes())
-    except (OSError, ValueError) as err:
-        raise CheckpointError(f"{file}: can't be read as JSON ({err}); save the checkpoint again") from err
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{file}: holds {type(value).__name__}, not a JSON object; save the checkpoint again")
-    return value
+        canonical(generation)
+    except ValueError as err:
+        raise CheckpointError(
+            f"{folder}/generation_config.json: holds a value that no JSON file can hold ({err}); save it again"
+        ) from err
+    return generation
 
 
-def _positive_int(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+def _quantization(config: Mapping[str, Any]) -> str | None:
+    quantization = config.get("quantization_config")
+    return ascii(quantization.get("quant_method")).strip("'") if isinstance(quantization, Mapping) else None
 
 
 def _eos_ids(value: object) -> tuple[int, ...]:
@@ -136,94 +202,42 @@ def _eos_ids(value: object) -> tuple[int, ...]:
     return tuple(i for i in ids if isinstance(i, int) and not isinstance(i, bool))
 
 
-def _weights(folder: Path) -> tuple[Path, ...]:
-    """The safetensors files of the model; every shard that the index names must be there."""
-    index = _json(folder, "model.safetensors.index.json", required=False)
-    if index:
-        shards = index.get("weight_map")
-        if not isinstance(shards, dict) or not shards:
-            raise CheckpointError(f"{folder}/model.safetensors.index.json: empty weight_map; save the checkpoint again")
-        names = sorted({str(v) for v in shards.values()})
-        missing = [n for n in names if not (folder / n).is_file()]
-        if missing:
-            raise CheckpointError(
-                f"{folder}: {missing[0]} is missing ({len(names) - len(missing)} of {len(names)} shards are there); "
-                "copy the checkpoint again or wait until it is written"
-            )
-        return tuple(folder / n for n in names)
-    if (folder / "model.safetensors").is_file():
-        return (folder / "model.safetensors",)
-    found = sorted(f.name for f in folder.glob("*.bin"))
-    what = (
-        f"only {found[0]}; convert it to safetensors first" if found else "no model.safetensors and no index of shards"
-    )
-    raise CheckpointError(f"{folder}: {what}")
-
-
-def _template(folder: Path) -> str | None:
-    """The default chat template in any of its homes; an empty one counts as none."""
-    file = folder / "chat_template.jinja"
-    if file.is_file():
-        try:
-            return file.read_text(encoding="utf-8") or None
-        except (OSError, ValueError) as err:
-            raise CheckpointError(f"{file}: can't be read as UTF-8 text ({err}); save the template again") from err
-    for name in ("chat_template.json", "tokenizer_config.json"):
-        value = _json(folder, name, required=False).get("chat_template")
-        if isinstance(value, list):
-            named = {t.get("name"): t.get("template") for t in value if isinstance(t, dict)}
-            value = named.get("default")
-        if isinstance(value, str) and value:
-            return value
-    return None
-
-
-def _identity(folder: Path, weights: tuple[Path, ...]) -> str:
-    """sha256 over the small files and, for each weight file, its size, header and bytes of every tensor."""
+def _identity(folder: Path, weights: Weights, full_hash: bool) -> str:
+    """sha256 over the small files and, for each weight file, its size, header and bytes of every tensor (or all)."""
     total = hashlib.sha256()
     code = sorted(file.name for file in folder.glob("*.py"))  # may run under trust_remote_code
     for name in (*_IDENTITY_FILES, *code):
         file = folder / name
         if file.is_file():
             total.update(f"{name}\0{hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
-    for file in weights:
-        total.update(f"{file.name}\0{digest(list(_weight_facts(file)))}\n".encode())
-    return total.hexdigest()
+    digests = full_digests(weights) if full_hash else sampled_digests(weights)
+    for shard, digest in zip(weights.shards, digests, strict=True):
+        total.update(f"{shard.path.name}\0{digest}\n".encode())
+    return f"full:{total.hexdigest()}" if full_hash else total.hexdigest()
 
 
-def _weight_facts(file: Path) -> Iterator[object]:
-    """Size, then per tensor its header entry and samples of its first, middle and last bytes."""
-    size = file.stat().st_size
-    yield size
-    with file.open("rb") as handle:
-        start, header = _header(file, handle.read(8), handle.read, size)
-        for name in sorted(header):
-            entry = header[name]
-            if name == "__metadata__":
-                continue
-            begin, end = entry["data_offsets"]
-            sampled = hashlib.sha256()
-            for offset in (begin, begin + (end - begin) // 2, max(begin, end - _SAMPLE_BYTES)):
-                handle.seek(start + offset)
-                sampled.update(handle.read(min(_SAMPLE_BYTES, end - offset)))
-            yield [name, entry["dtype"], entry["shape"], begin, end, sampled.hexdigest()]
+def _look(folder: Path) -> dict[str, tuple[int, int]]:
+    """Size and mtime (ns) of every file that belongs to the checkpoint."""
+    found = {}
+    for file in sorted(folder.iterdir()):
+        if file.suffix in (".json", ".jinja", ".safetensors", ".model", ".txt", ".py") and file.is_file():
+            status = file.stat()
+            found[file.name] = (status.st_size, status.st_mtime_ns)
+    return found
 
 
-def _header(file: Path, prefix: bytes, read: Any, size: int) -> tuple[int, dict[str, Any]]:
-    """Offset of the data and the decoded safetensors header; the file must be as long as the header says."""
-    try:
-        (length,) = struct.unpack("<Q", prefix)
-        if length > min(_MAX_HEADER_BYTES, size - 8):
-            raise ValueError("header longer than the file")
-        header = json.loads(read(length))
-        tensors = [entry for name, entry in header.items() if name != "__metadata__"]
-        ends = [int(entry["data_offsets"][1]) for entry in tensors if (entry["dtype"], entry["shape"])]
-    except (struct.error, ValueError, KeyError, TypeError, IndexError, AttributeError) as err:
-        raise CheckpointError(f"{file}: not a safetensors file ({err}); copy or save the checkpoint again") from err
-    expected = 8 + length + max(ends, default=0)
-    if expected != size:
-        raise CheckpointError(
-            f"{file}: {size} bytes where its header says {expected}; it is still being written or was cut: "
-            "wait or copy it again"
-        )
-    return 8 + length, header
+def _refuse_changing(folder: Path, before: Mapping[str, tuple[int, int]], started: float) -> None:
+    """Two looks must agree; between them lies half a second where a file changed in the last few seconds."""
+    newest = max((mtime for _, mtime in before.values()), default=0) / 1e9
+    young = time.time() - newest < _YOUNG_S
+    while True:
+        after = _look(folder)
+        changed = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+        if changed:
+            raise CheckpointError(
+                f"{folder}: {changed[0]} is still being written (it changed while it was looked at); wait until the "
+                "checkpoint is whole"
+            )
+        if not young or time.monotonic() - started > _WATCH_S:
+            return
+        Event().wait(_LOOK_EVERY_S)
