@@ -101,7 +101,8 @@ def _unknown_key(model: type[BaseModel], key: Key) -> str:
     here = model
     for part in inside:
         here = _section(here.model_fields[part].annotation) or here
-    found = nearest(word, here.model_fields)
+    names = [one.alias or name for name, one in here.model_fields.items()]
+    found = nearest(word, names)
     spelled = bool(found) and found == word.lower().replace("-", "_")
     elsewhere = _homes(model, word) if here is model and not spelled else []
     if here is not model and word in model.model_fields:
@@ -109,7 +110,7 @@ def _unknown_key(model: type[BaseModel], key: Key) -> str:
     offers = ([found] if found else []) + elsewhere
     if offers:
         return f"unknown key; did you mean {' or '.join(offers)}?"
-    return f"unknown key; the keys here are {', '.join(here.model_fields)}"
+    return f"unknown key; the keys here are {', '.join(names)}"
 
 
 def _homes(model: type[BaseModel], word: str) -> list[str]:

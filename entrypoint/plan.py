@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from entrypoint.record import digest
@@ -21,8 +21,10 @@ SCHEMA = 1
 # What a generation_config.json may say about sampling; a server would take these for requests that leave them open.
 _SAMPLING_DEFAULTS = (
     "do_sample",
+    "frequency_penalty",
     "max_new_tokens",
     "min_p",
+    "presence_penalty",
     "repetition_penalty",
     "temperature",
     "top_k",
@@ -125,6 +127,7 @@ class Placement:
 
     `folders`: where each task's code lies. `data`: where its locked data files lie. `template`: the chat template's
     text, None for none.
+    `replicas`: what each of several engines has of its own in its environment, over that of `engine`; empty for one.
     `numerics`: the values that can change a generated token. `origins`: where each engine value came from.
     """
 
@@ -141,6 +144,13 @@ class Placement:
     numerics: Mapping[str, Any]
     values: Mapping[str, Any]
     origins: Mapping[str, str]
+    replicas: tuple[Mapping[str, str], ...] = ()
+
+    @property
+    def engines(self) -> tuple[Engine, ...]:
+        """Those that a run starts side by side; they differ in their cards alone."""
+        own = self.replicas or ({},)
+        return tuple(replace(self.engine, env={**self.engine.env, **env}) for env in own)
 
     def files_of(self, task: str) -> tuple[str, ...]:
         """The folder of the task's code and the files of its data: all that its children have to read."""
@@ -170,7 +180,10 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """plan.json: same job, profiles and facts give the same bytes."""
-        return {"schema": SCHEMA, "identity": self.identity, **asdict(self)}
+        values = asdict(self)
+        if not self.placement.replicas:
+            del values["placement"]["replicas"]
+        return {"schema": SCHEMA, "identity": self.identity, **values}
 
 
 def resolve(

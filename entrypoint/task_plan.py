@@ -83,7 +83,7 @@ def _extra(name: str, catalog: Catalog, sources: TaskSources) -> TaskFacts:
         near = difflib.get_close_matches(name, sources.extras, n=1)
         hint = f"did you mean {_EVALCHEMY}{near[0]}? " if near else ""
         listed = ", ".join(sources.extras) or "none"
-        raise JobError(f"tasks: {_EVALCHEMY}{name}: the pinned evalchemy has no such benchmark; {hint}It has {listed}")
+        raise JobError(f"tasks: {_EVALCHEMY}{name}: the pinned evalchemy has no such benchmark; {hint}it has {listed}")
     return TaskFacts(name=name, harness="evalchemy", seeds=1, num_fewshot=0, metric=None, max_tokens=None, data="tree")
 
 

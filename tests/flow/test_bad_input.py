@@ -39,7 +39,7 @@ WRONG: list[tuple[dict[str, Any], int, str]] = [
     ({"chat_template": "/nope.jinja"}, 2, "chat_template: /nope.jinja"),
     ({"engine": {"profile": "h100"}}, 2, "engine.profile"),
     ({"engine": {"kind": "endpoint"}}, 2, "url and socket"),
-    ({"engine": {"replicas": 2}}, 2, "engine.replicas"),
+    ({"engine": {"replicas": 0}}, 2, "engine.replicas"),
     ({"suite": "science", "data": "/proc/no-data"}, 4, "GPQADiamond"),
 ]
 

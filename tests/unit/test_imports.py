@@ -13,8 +13,13 @@ PACKAGE = Path(__file__).parents[2] / "entrypoint"
 # Each room may import the rooms listed for it and itself.
 VALUES = ("errors", "record", "process", "layout")
 FILES = ("yaml_file", "field")
-FACTS = ("job", "catalog", "host", "checkpoint", "source", "task_folder")
+FACTS = ("job", "catalog", "host", "gpu", "checkpoint", "source", "task_folder")
+CHECKPOINT = ("architecture", "context", "shape", "template", "tokenizer", "vocabulary", "weights")
+FITTING = ("need", "card_set", "clamp", "capacity", "shortfall", "notice", "card_lock")
 PLAN = ("plan", "fingerprint", "placement", "task_plan", "prepare")
+RUNNING = ("plan", "card_lock", "shortfall", "speed")
+SHOWING = ("progress", "preview", "doctor")
+EXPECTING = ("outlook", "estimate", "speed", "capacity", "shortfall")
 DATA = ("data_lock", "data_folder", "data_rows", "data_fetch")
 STAGES = ("collect", "generate", "grade", "settle")
 ISOLATION = ("landlock", "syscall_filter", "isolation", "bubblewrap", "enforcement")
@@ -29,14 +34,34 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "field": ("errors", "yaml_file"),
     "job": ("errors", *FILES),
     "catalog": ("errors", *FILES),
-    "host": ("errors",),
-    "checkpoint": ("errors", "record"),
+    "gpu": ("errors",),
+    "mig": ("errors", "gpu"),
+    "visible": ("errors", "gpu"),
+    "engine_home": ("errors",),
+    "host": ("errors", "gpu", "mig", "visible", "engine_home"),
+    "need": ("shape",),
+    "card_set": ("errors", *FACTS, "need"),
+    "clamp": ("errors", *FACTS, "need"),
+    "capacity": (*FACTS, "plan", "need", "shape"),
+    "shortfall": ("errors", *FACTS, "plan"),
+    "notice": (*FACTS, "plan", "placement", "capacity", "shortfall"),
+    "card_lock": ("errors", "gpu", "engine_home"),
+    "json_file": ("errors",),
+    "shape": (),
+    "context": ("shape",),
+    "architecture": ("errors", "context", "shape"),
+    "template": ("errors", "json_file"),
+    "tokenizer": ("errors", "json_file", "layout"),
+    "shard": ("errors", "json_file", "record"),
+    "weights": ("errors", "json_file", "shard"),
+    "vocabulary": ("errors", "template", "tokenizer", "weights"),
+    "checkpoint": ("errors", "record", "json_file", *CHECKPOINT),
     "source": ("errors",),
     "patch_series": ("errors", "source"),
     "task_folder": (),
     "plan": (*VALUES, *FACTS),
     "fingerprint": (*VALUES, "plan", "harness"),  # only the name of the checker of programs
-    "placement": (*VALUES, *FACTS, "plan"),
+    "placement": (*VALUES, *FACTS, "plan", "need", "card_set", "clamp"),
     "task_plan": (*VALUES, *FACTS, "plan"),
     "lock": ("errors",),
     "data_lock": ("errors", "record", *FILES),
@@ -46,12 +71,12 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "data_fetch": ("errors", "data_lock"),
     "data_fill": (*VALUES, "lock", "data_lock", "data_folder", "data_rows", "data_split", "data_fetch"),
     "data_command": (*VALUES, *FACTS, *DATA, "data_fill", "prepare"),
-    "prepare": (*VALUES, *FACTS, *PLAN, "completion", "data_lock", "data_folder", "enforcement"),
     "landlock": (),
     "syscall_filter": (),
     "isolation": ("landlock", "syscall_filter"),
     "bubblewrap": (),
     "enforcement": ISOLATION,
+    "prepare": (*VALUES, *FACTS, *PLAN, *FITTING, *DATA, "architecture", "completion", "enforcement"),
     "sandbox": (*VALUES, *ISOLATION),
     "harness": (*VALUES, "plan", "fingerprint", "isolation"),
     "engine": (*VALUES, "plan"),
@@ -63,40 +88,25 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "generate": (*VALUES, "plan", "engine"),
     "grade": (*VALUES, "plan", "fingerprint", "sandbox", "collect"),
     "settle": (*VALUES, "plan", "fingerprint", "completion", "score", "average", "stale"),
-    "doctor": ("errors", "host", "source", "enforcement"),
     "provenance": (*VALUES, "plan", "host"),
     "report": (*VALUES, "plan", "completion", "average"),
     "stage": (*VALUES, "completion", "engine", "generate", "run"),
     "run": (
-        *VALUES,
-        "cores",
-        "enforcement",
-        "plan",
-        "prepare",
-        "fingerprint",
-        "host",
-        "engine",
-        "completion",
-        "provenance",
-        *STAGES,
+        *(*VALUES, "cores", "enforcement", "prepare", "fingerprint", "host", "engine", "completion", "provenance"),
+        *(*RUNNING, *STAGES),
     ),
+    "speed": ("layout", "plan"),
+    "outlook": (*VALUES, "plan", "collect", "completion", "data_folder", "shortfall"),
+    "estimate": ("plan", "capacity", "outlook", "speed"),
     "progress": ("completion", "generate"),
-    "preview": (*VALUES, "data_folder", "fingerprint", "plan", "prepare"),
-    "cli": (
-        *VALUES,
-        *FACTS,
-        "patch_series",
-        *PLAN,
-        "completion",
-        "progress",
-        "preview",
-        "lock",
-        "report",
+    "doctor": ("errors", *FACTS, "card_lock", "engine_home", "enforcement", "shortfall"),
+    "preview": (
+        *(*VALUES, *FITTING, *EXPECTING, "checkpoint", "data_folder", "fingerprint", "placement", "plan", "prepare"),
         "doctor",
-        "run",
-        "stage",
-        "data_command",
-        "data_folder",
+    ),
+    "cli": (
+        *(*VALUES, *FACTS, *PLAN, *RUNNING, *SHOWING, "completion", "lock", "report", "run", "stage"),
+        *("patch_series", "data_command", "data_folder"),
     ),
     "__main__": ("cli",),
 }

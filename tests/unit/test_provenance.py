@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.host import Gpu, Host, InstalledEngine
+from entrypoint.gpu import Gpu
+from entrypoint.host import Host, InstalledEngine
 from entrypoint.layout import dumps
 from entrypoint.provenance import collect_provenance, git_revision
 from tests.fakes.graded import plan_of, task_plan
