@@ -1,4 +1,4 @@
-"""generate: every missing generation of every trial, from one engine load, into the journal.
+"""generate: every missing generation of every trial, from engines that start together, into the journal.
 
 In: the Plan, the trials that collect wrote. Out: journal rows and an Outcome; `on_trial` is called as soon as
 a trial's generations are all on disk. Nothing missing, no engine started.
@@ -7,7 +7,6 @@ a trial's generations are all on disk. Nothing missing, no engine started.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import signal
 import time
 from collections import Counter
@@ -15,27 +14,24 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from entrypoint.engine import journal
-from entrypoint.engine.canary import SeedProof, check_tokens, prove_seeds
-from entrypoint.engine.client import Client, RequestLost, RequestRefused
 from entrypoint.engine.journal import JournalView, key_of
-from entrypoint.engine.pool import PendingTrial, Pool, ServerGone
-from entrypoint.engine.server import Server
+from entrypoint.engine.pool import PendingTrial, Pool
+from entrypoint.engine.replica import Replica
 from entrypoint.engine.stop import Stop
-from entrypoint.errors import EngineError, Interrupted
+from entrypoint.errors import EngineError, Interrupted, TransientError
 from entrypoint.layout import Layout
-from entrypoint.plan import Plan
+from entrypoint.plan import Engine, Plan
 
 __all__ = ["Outcome", "PendingTrial", "Progress", "generate"]
 
-MAX_RESTARTS = 2
-_PROGRESS_PERIOD_S, _WATCH_PERIOD_S = 1.0, 2.0
+_PROGRESS_PERIOD_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Progress:
-    """Requests `done` of `total` (of which `reused` from earlier runs) and `running` now.
+    """Requests `done` of `total` (of which `reused` from earlier runs) and `running` now, at all engines together.
 
-    `elapsed_s` counts from the first request sent; it is 0 while the engine starts, which has taken `start_s` so far.
+    `elapsed_s` counts from the first request sent; it is 0 while the engines start, which has taken `start_s` so far.
     """
 
     done: int
@@ -53,7 +49,7 @@ class Outcome:
 
     `seeds_proved` is False for an endpoint that failed the canary (then `notes` says why) and True when
     nothing was asked. `wall_s` is the time with an engine, start included; `resent` counts requests that were
-    sent again; `metrics` are the engine's own counters, summed over its starts.
+    sent again; `metrics` are the engines' own counters, summed over all their starts.
     """
 
     failed: Mapping[tuple[str, int], str] = field(default_factory=dict)
@@ -82,7 +78,7 @@ def generate(
     `stored` is a view of the journal that is made already; new rows are added to it.
 
     A trial that can't be completed is named in the Outcome, and the others go on. EngineError or
-    TransientError when the engine does not start, is refused, or died too often; Interrupted on SIGTERM and
+    TransientError when no engine starts, one is refused, or each died too often; Interrupted on SIGTERM and
     SIGINT. Whatever was answered until then is stored.
     """
     if stored is None:
@@ -98,41 +94,53 @@ def generate(
             Progress(done=total, total=total, running=0, generated_tokens=0, elapsed_s=0, start_s=0, reused=total)
         )
         return Outcome(reused=total, notes=notes)
-    engine = plan.placement.engine
+    engines = plan.placement.engines[:left]  # none is started that could get no request
     with journal.Journal(layout.generations, journal.new_writer()) as rows:
         pool = Pool(
             journal=rows,
             stored=stored,
             on_trial=on_trial,
-            request_timeout_s=engine.request_timeout_s,
+            request_timeout_s=plan.placement.engine.request_timeout_s,
             task_timeout_s=plan.task_timeout_s,
-            max_open=engine.max_open_requests,
-            ours=engine.kind == "vllm",
+            max_open=plan.placement.engine.max_open_requests,
+            ours=plan.placement.engine.kind == "vllm",
+            awaited=len(engines),
         )
         for trial in trials:
             if missing[trial.key]:
                 pool.add(trial, missing[trial.key])
-        run = _Run(plan, layout, pool, on_progress, total=total, reused=total - left, notes=list(notes))
+        run = _Run(layout, pool, on_progress, total=total, reused=total - left, notes=list(notes))
+        run.replicas = _replicas(plan, engines, run)
         return run.carry_out()
+
+
+def _replicas(plan: Plan, engines: Sequence[Engine], run: _Run) -> list[Replica]:
+    return [
+        Replica(
+            engine=engine,
+            number=number,
+            count=len(engines),
+            logs=run.layout.logs,
+            pool=run.pool,
+            truncated=plan.evaluation.on_overlong == "truncate",
+            draining=run.draining,
+        )
+        for number, engine in enumerate(engines, start=1)
+    ]
 
 
 @dataclass(slots=True)
 class _Run:
-    """One generation phase: engine starts, checks, the pool's work, restarts, signals."""
+    """One generation phase: engines side by side, the pool's work, signals, progress."""
 
-    plan: Plan
     layout: Layout
     pool: Pool
     on_progress: Callable[[Progress], None]
     total: int
     reused: int
     notes: list[str]
-    starts: int = 0
-    seeds_proved: bool = True
-    sending: bool = False
-    sent: float | None = None
-    live_tokens: int = 0
-    metrics: Counter[str] = field(default_factory=Counter)
+    replicas: list[Replica] = field(default_factory=list)
+    working: dict[asyncio.Task[EngineError | TransientError | None], Replica] = field(default_factory=dict)
     began: float = field(default_factory=time.monotonic)
     draining: asyncio.Event = field(default_factory=asyncio.Event)
     stop: Stop = field(default_factory=Stop)
@@ -145,17 +153,21 @@ class _Run:
                 raise
         if self.stop.number is not None:
             raise self._interrupted(self.stop.number)
+        notes = dict.fromkeys([*self.notes, *(note for replica in self.replicas for note in replica.notes)])
+        metrics = Counter[str]()
+        for replica in self.replicas:
+            metrics.update(replica.metrics)
         return Outcome(
             failed=dict(self.pool.failed),
             generated=self.pool.generated,
             reused=self.reused,
             generated_tokens=self.pool.generated_tokens,
             wall_s=time.monotonic() - self.began,
-            seeds_proved=self.seeds_proved,
-            engine_starts=self.starts,
+            seeds_proved=all(replica.seeds_proved for replica in self.replicas),
+            engine_starts=sum(replica.starts for replica in self.replicas),
             resent=self.pool.resent,
-            metrics=dict(self.metrics),
-            notes=tuple(self.notes),
+            metrics=dict(metrics),
+            notes=tuple(notes),
         )
 
     async def _main(self) -> None:
@@ -164,104 +176,38 @@ class _Run:
         ticker = asyncio.create_task(self._report_progress())
         try:
             with self.stop.listening(main, self._drain):
-                while self.pool.unfinished and self.stop.number is None:
-                    await self._with_engine()
+                await self._side_by_side()
         finally:
             ticker.cancel()
             self._report()
 
-    async def _with_engine(self) -> None:
-        """One engine load: checks, then everything that is missing. Comes back early when the engine died."""
-        engine = self.plan.placement.engine
-        self.starts += 1
-        if engine.kind == "endpoint":
-            async with Client.to(engine) as client:
-                await self._check(client)
-                await self._send(client, None)
-            return
-        async with (
-            Server.start(engine, self.layout.logs) as server,
-            Client.to(engine, str(server.socket)) as client,
-        ):
-            try:
-                await self._check(client)
-                finished = await self._send(client, server)
-            except (RequestLost, ServerGone):
-                finished = False
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(server.ended(), _WATCH_PERIOD_S)
-            if not finished and not self.stop.number and self.starts > MAX_RESTARTS:
-                how = "hung" if (status := server.exit_status) is None else f"exit status {status}"
-                raise server.failure(f"died or hung {self.starts} times (last: {how})")
-
-    async def _check(self, client: Client) -> None:
-        """Seeds and token ids, before any answer counts. An endpoint may fail on seeds: that is noted."""
-        engine = self.plan.placement.engine
-        ours = engine.kind == "vllm"
+    async def _side_by_side(self) -> None:
+        """All engines until nothing is missing; the first one's error when each was given up before that."""
+        self.working = {asyncio.create_task(replica.carry()): replica for replica in self.replicas}
+        tasks, lost = list(self.working), list[EngineError | TransientError]()
         try:
-            proof = await prove_seeds(client, timeout_s=engine.request_timeout_s, ignore_eos=ours)
-        except RequestLost as err:
-            if ours:
-                raise
-            raise EngineError(f"engine.url: {err}; start the endpoint or correct its address") from err
-        except RequestRefused as err:
-            proof = SeedProof(proved=False, reason=f"the canary's requests were refused ({err})")
-        if not proof.proved:
-            if ours:
-                raise EngineError(
-                    f"the engine does not honour seeds: {proof.reason}; every seed would be the same run. "
-                    f"Check the checkpoint's weights and the engine's arguments, which head its log: "
-                    f"{self.layout.logs / 'engine.log'}"
-                )
-            self._note(f"{client.address}: seeds are unproven: {proof.reason}")
-        self.seeds_proved = self.seeds_proved and proof.proved
-        truncated = self.plan.evaluation.on_overlong == "truncate"
-        for note in await check_tokens(client, self.pool.requests(), truncated=truncated):
-            self._note(note)
-
-    async def _send(self, client: Client, server: Server | None) -> bool:
-        """Send what is missing, or drain what is open after a signal; False when the server ended or hung."""
-        sending = asyncio.create_task(self.pool.run(client))
-        watched = [sending, asyncio.create_task(self._watch(client))]
-        if server is not None:
-            watched.append(asyncio.create_task(_until_ended(server)))
-        self.sending = True
-        self.sent = self.sent or time.monotonic()
-        try:
-            await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
-            if not sending.done():
-                return False
-            sending.result()
-            self.metrics.update(await client.metrics())
-            return True
+            while self.working:
+                done, _ = await asyncio.wait(self.working, return_when=asyncio.FIRST_COMPLETED)
+                for task in done & self.working.keys():
+                    replica, error = self.working.pop(task), task.result()
+                    if error is not None:
+                        lost.append(error)
+                        self.notes.append(f"{replica.name} was given up: {str(error).splitlines()[0]}")
+                if not self.pool.unfinished:
+                    self._leave_idle()
         finally:
-            self.sending = False
-            for task in watched:
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*watched, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
+        if lost and self.pool.unfinished and self.stop.number is None:
+            raise lost[0]
 
-    async def _watch(self, client: Client) -> None:
-        """Return when open requests made no progress for a whole request's time, or the drain time is over.
-
-        `/health` says 200 for an engine that hangs; its token counter tells.
-        """
-        engine, pool = self.plan.placement.engine, self.pool
-        period_s = min(_WATCH_PERIOD_S, engine.request_timeout_s / 4)
-        base, first, last = pool.generated_tokens, None, None
-        while True:
-            now = (await client.metrics()).get("generation_tokens_total")
-            if now is not None:
-                first = now if first is None else first
-                self.live_tokens = base + int(now - first)
-            if not pool.running or now not in (None, last):
-                last, pool.last_progress = now, time.monotonic()
-            if pool.ours and time.monotonic() - pool.last_progress > engine.request_timeout_s:
-                return
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.draining.wait(), period_s)
-            if self.draining.is_set():
-                await asyncio.sleep(engine.shutdown_timeout_s)
-                return
+    def _leave_idle(self) -> None:
+        """End the engines that answer nothing: they start, for work that is done or will not be sent."""
+        for task, replica in list(self.working.items()):
+            if not replica.sending:
+                self.working.pop(task)
+                task.cancel()
 
     async def _report_progress(self) -> None:
         while True:
@@ -275,23 +221,21 @@ class _Run:
                 done=self.reused + pool.generated,
                 total=self.total,
                 running=pool.running,
-                generated_tokens=max(pool.generated_tokens, self.live_tokens),
-                elapsed_s=now - self.sent if self.sent is not None else 0.0,
-                start_s=(self.sent or now) - self.began,
+                generated_tokens=pool.generated_tokens + sum(replica.unanswered_tokens for replica in self.replicas),
+                elapsed_s=now - pool.began if pool.began is not None else 0.0,
+                start_s=(pool.began or now) - self.began,
                 reused=self.reused,
             )
         )
 
-    def _note(self, note: str) -> None:
-        if note not in self.notes:
-            self.notes.append(note)
-
     def _drain(self) -> bool:
         """Send nothing more and let open requests finish; False when there is nothing to wait for."""
-        if self.sending:
-            self.pool.stop()
+        sending = any(replica.sending for replica in self.working.values())
+        if sending:
             self.draining.set()
-        return self.sending
+            self._leave_idle()
+            self.pool.stop()
+        return sending
 
     def _interrupted(self, number: int) -> Interrupted:
         stored = self.reused + self.pool.generated
@@ -300,7 +244,3 @@ class _Run:
             f"{signal.Signals(number).name}: stopped with {stored} of {self.total} generations stored in "
             f"{self.layout.generations}; the same command goes on from there",
         )
-
-
-async def _until_ended(server: Server) -> None:
-    await server.ended()

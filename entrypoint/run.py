@@ -13,6 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,8 +22,8 @@ from entrypoint.collect import CollectedTask, collect, recall, refuse_overlong
 from entrypoint.completion import (
     TaskState,
     TaskSummary,
-    TrialPrints,
     early_conflicts,
+    expected_prints,
     failure_file,
     task_state,
 )
@@ -42,6 +43,8 @@ from entrypoint.prepare import conflict
 from entrypoint.provenance import collect_provenance
 from entrypoint.record import read_requests
 from entrypoint.settle import forget_task, record_failure, retire_foreign, settle_task
+from entrypoint.shortfall import disk_error
+from entrypoint.speed import Lengths, Speed, setting_of, write_speed
 
 
 class Reporter(Protocol):
@@ -64,6 +67,7 @@ class Run:
     overlap: bool
     image: Mapping[str, Any]
     host: Host
+    weights_bytes: int
     cores: int
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
     stop: threading.Event = field(default_factory=threading.Event)
@@ -74,6 +78,8 @@ class Run:
     stored: journal.JournalView | None = None
     engine_error: EvalcrateError | None = None
     started: datetime = field(default_factory=lambda: datetime.now(UTC))
+    release_cards: Callable[[], None] = lambda: None
+    _seen: Progress | None = None
     _remaining: Counter[str] = field(default_factory=Counter)
     _grading: list[Future[None]] = field(default_factory=list)
     _graded: set[tuple[str, int]] = field(default_factory=set)
@@ -174,6 +180,7 @@ class Run:
         self.reporter.stage(f"generate: {len(self.todo)} trials, {requests} requests")
         wanted = {journal.key_of(r, trial.fingerprint) for trial in self.todo for r in trial.requests}
         self.stored = journal.read(self.layout.generations, wanted)
+        self._require_disk(self.stored)
         try:
             outcome = generate(
                 self.plan,
@@ -181,11 +188,14 @@ class Run:
                 self.todo,
                 stored=self.stored,
                 on_trial=on_trial,
-                on_progress=self.reporter.progress,
+                on_progress=self._see,
             )
         except (EngineError, TransientError) as err:
             self.engine_error = err
             return None
+        finally:
+            self.release_cards()
+        self._record_speed(outcome)
         for note in outcome.notes:
             self.reporter.note(note)
         if outcome.failed:
@@ -195,6 +205,40 @@ class Run:
                 self._fail(name, seed, reason)
                 self._trial_done(self.collected[name].task)
         return outcome
+
+    def _see(self, progress: Progress) -> None:
+        """Shows it, and keeps when the last answer came: the engine ends only after it."""
+        if self._seen is None or progress.done > self._seen.done:
+            self._seen = progress
+        self.reporter.progress(progress)
+
+    def _record_speed(self, outcome: Outcome) -> None:
+        """Kept beside the results for the plans to come; nothing when no answer was asked for."""
+        seen, stored = self._seen, self.stored
+        if not outcome.generated or seen is None or stored is None or not seen.elapsed_s:
+            return
+        lengths: dict[str, Lengths] = {}
+        for name, trials in groupby(self.todo, key=lambda trial: trial.task):
+            known = [stored.tokens(r, trial.fingerprint) for trial in trials for r in trial.requests]
+            counts = [tokens for tokens in known if tokens is not None]
+            max_tokens = self.collected[name].task.sampling.max_tokens
+            lengths[name] = Lengths(answers=len(counts), tokens=sum(counts), max_tokens=max_tokens)
+        speed = Speed(
+            setting=setting_of(self.plan.placement),
+            weights_bytes=self.weights_bytes,
+            answers=outcome.generated,
+            tokens=outcome.generated_tokens,
+            seconds=round(seen.elapsed_s, 3),
+            start_seconds=round(seen.start_s, 3),
+            tasks=lengths,
+        )
+        write_speed(self.layout, speed)
+
+    def _require_disk(self, stored: journal.JournalView) -> None:
+        missing = (r for trial in self.todo for r in trial.requests if not stored.has(r, trial.fingerprint))
+        error = disk_error(self.layout.root, sum(int(request.body["max_tokens"]) for request in missing))
+        if error is not None:
+            raise error
 
     def finish(self) -> None:
         """Waits for grading; every task that still has no summary is settled as it stands."""
@@ -277,16 +321,8 @@ class Run:
         )
 
     def _state(self, collected: CollectedTask) -> TaskState:
-        task = collected.task
-        versions = fingerprint.grader_versions()
-        grading = {
-            k: v for k, v in fingerprint.grading(self.plan, task, "", versions).fields.items() if k != "generations"
-        }
-        expected = {
-            seed: TrialPrints(generation=self._print(collected, seed), grading=grading, rows=trial.requests)
-            for seed, trial in collected.trials.items()
-        }
-        return task_state(self.layout, task, expected)
+        trials = {seed: (trial.digest, trial.requests) for seed, trial in collected.trials.items()}
+        return task_state(self.layout, collected.task, expected_prints(self.plan, collected.task, trials))
 
     def _say_collected(self, name: str, outcome: CollectedTask | EvalcrateError) -> None:
         if isinstance(outcome, EvalcrateError):

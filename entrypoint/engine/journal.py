@@ -89,6 +89,7 @@ class Journal:
             offset=self._size,
             length=done,
             sampler_seed=row.sampler_seed,
+            tokens=row.completion_tokens,
         )
         self._size += done
         self._dirty.set()
@@ -153,13 +154,17 @@ def _whole_bytes(fd: int) -> int:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
-    """Where a row is. Rows with one key are ordered by it, so that every reader picks the same one."""
+    """Where a row is. Rows with one key are ordered by it, so that every reader picks the same one.
+
+    `tokens`: how many were generated.
+    """
 
     finished_at: str
     file: str
     offset: int
     length: int
     sampler_seed: int
+    tokens: int
 
     @property
     def order(self) -> tuple[str, str, int]:
@@ -188,6 +193,10 @@ class JournalView:
     def has(self, request: Request, fingerprint: str) -> bool:
         place = self._places.get(key_of(request, fingerprint))
         return place is not None and place.sampler_seed == request.sampler_seed
+
+    def tokens(self, request: Request, fingerprint: str) -> int | None:
+        """How many tokens the stored generation has, None where there is none."""
+        return self._places[key_of(request, fingerprint)].tokens if self.has(request, fingerprint) else None
 
     def load(self, request: Request, fingerprint: str) -> Generation:
         """The stored generation; KeyError when there is none, TransientError when its file went away."""
@@ -238,6 +247,7 @@ def _index(path: Path, wanted: Collection[Key] | None, places: dict[Key, Place],
                 offset=start,
                 length=len(line),
                 sampler_seed=row.sampler_seed,
+                tokens=row.completion_tokens,
             )
             held = places.setdefault(key, place)
             if held is not place:

@@ -1,9 +1,9 @@
-"""All requests of all trials in flight against one server, bounded, in order, each journalled before it
+"""All requests of all trials in flight against the run's engines, bounded, in order, each journalled before it
 counts.
 
-In: trials with their missing requests. Out: rows in the journal, `on_trial` for each trial that became
-complete, and a reason for each that failed. The pool outlives a server: `run` is called again after a restart
-and goes on.
+In: trials with their missing requests, a lane for each engine. Out: rows in the journal, `on_trial` for each trial
+that became complete, and a reason for each that failed. The pool outlives an engine: what a lane leaves unanswered
+goes to the others, or waits for the next one.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -55,9 +55,36 @@ class ServerGone(Exception):
     """Nothing listens at a server that we started: it has to be started again."""
 
 
+@dataclass(slots=True, eq=False)
+class Lane:
+    """One engine at work: its client and the requests that are open there.
+
+    `answered_tokens` since the lane was opened; `last_progress` on the monotonic clock; `over` ends with the work, or
+    with what took the engine away.
+    """
+
+    client: Client
+    open: dict[asyncio.Task[None], _Work] = field(default_factory=dict)
+    answered_tokens: int = 0
+    last_progress: float = field(default_factory=time.monotonic)
+    over: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+    def end(self, error: BaseException | None = None) -> None:
+        if self.over.done():
+            return
+        if error is None:
+            self.over.set_result(None)
+        else:
+            self.over.set_exception(error)
+
+
 @dataclass(slots=True)
 class Pool:
-    """Bookkeeping of what is asked, answered and failed; times are seconds on the monotonic clock."""
+    """Bookkeeping of what is asked, answered and failed; times are seconds on the monotonic clock.
+
+    `max_open` is for each engine. Nothing is sent before `awaited` lanes are open, so that the first requests are
+    shared as well; `began` is the moment when the first one was sent.
+    """
 
     journal: Journal
     stored: JournalView
@@ -70,8 +97,9 @@ class Pool:
     generated: int = 0
     generated_tokens: int = 0
     resent: int = 0
-    running: int = 0
-    last_progress: float = field(default_factory=time.monotonic)
+    awaited: int = 1
+    began: float | None = None
+    _lanes: list[Lane] = field(default_factory=list)
     _queue: deque[_Work] = field(default_factory=deque)
     _missing: dict[tuple[str, int], dict[tuple[int, str], _Work]] = field(default_factory=dict)
     _task_ends: dict[str, float] = field(default_factory=dict)
@@ -79,57 +107,105 @@ class Pool:
 
     def add(self, trial: PendingTrial, missing: Sequence[Request]) -> None:
         """A trial with at least one request to send, after those added before."""
-        self._missing[trial.key] = {(r.sample, r.id): _Work(r, trial) for r in missing}
+        works = self._missing[trial.key] = {(r.sample, r.id): _Work(r, trial) for r in missing}
+        self._queue.extend(works.values())
 
     @property
     def unfinished(self) -> bool:
         return any(works and key not in self.failed for key, works in self._missing.items())
 
+    @property
+    def running(self) -> int:
+        """Requests that are open, at all engines together."""
+        return sum(len(lane.open) for lane in self._lanes)
+
     def requests(self) -> Iterator[Request]:
         """What is still to be asked, in order."""
-        return (work.request for work in self._works())
+        return (w.request for key, works in self._missing.items() if key not in self.failed for w in works.values())
 
     def stop(self) -> None:
         """Send nothing more; what is open may finish."""
         self._stop.set()
+        self._deal()
 
-    async def run(self, client: Client) -> None:
-        """Send all that is missing, at most `max_open` at once; ServerGone when our server is not there."""
-        self._queue = deque(self._works())
-        self.last_progress = time.monotonic()
-        count = min(self.max_open, len(self._queue))
-        workers = [asyncio.create_task(self._worker(client)) for _ in range(count)]
+    def await_fewer(self) -> None:
+        """An engine that was waited for will not come."""
+        self.awaited -= 1
+        self._deal()
+
+    async def run(self, lane: Lane) -> None:
+        """Give the lane its share until nothing is missing; ServerGone when our server is not there.
+
+        What it has open when it ends goes back to the head of the queue.
+        """
+        lane.last_progress = time.monotonic()
+        self._lanes.append(lane)
+        self._deal()
         try:
-            await asyncio.gather(*workers)
+            await lane.over
         finally:
-            for worker in workers:
-                worker.cancel()
-            await asyncio.gather(*workers, return_exceptions=True)
+            lane.end()
+            opened = list(lane.open)
+            for task in reversed(opened):
+                task.cancel()
+            await asyncio.gather(*opened, return_exceptions=True)
+            self._lanes.remove(lane)
+            self._deal()
 
-    def _works(self) -> Iterable[_Work]:
-        return (w for key, works in self._missing.items() if key not in self.failed for w in works.values())
+    def _deal(self) -> None:
+        """Each request to the engine with the fewest open ones, in order; ends the lanes when nothing is left."""
+        lanes = [lane for lane in self._lanes if not lane.over.done()]
+        if len(lanes) >= self.awaited:
+            self.awaited = 0
+        while lanes and not self.awaited and not self._stop.is_set():
+            lane = min(lanes, key=lambda lane: len(lane.open))
+            work = self._next() if len(lane.open) < self.max_open else None
+            if work is None:
+                break
+            self._open(lane, work)
+        done = not self.running and not self.unfinished
+        for lane in lanes:
+            if done or (self._stop.is_set() and not lane.open):
+                lane.end()
 
-    async def _worker(self, client: Client) -> None:
-        while self._queue and not self._stop.is_set():
+    def _next(self) -> _Work | None:
+        while self._queue:
             work = self._queue.popleft()
-            if work.trial.key in self.failed:
-                continue
-            self.running += 1
-            try:
-                await self._answer(client, work)
-            except RequestRefused as err:
-                self._fail(work, f"the engine refused the request: {err}")
-            except TaskTimeout:
-                self._fail_task(work.trial.task)
-            finally:
-                self.running -= 1
+            if work.trial.key not in self.failed:
+                return work
+        return None
 
-    async def _answer(self, client: Client, work: _Work) -> None:
+    def _open(self, lane: Lane, work: _Work) -> None:
+        self.began = self.began or time.monotonic()
+        task = asyncio.create_task(self._carry(lane, work))
+        lane.open[task] = work
+        task.add_done_callback(lambda task: self._closed(lane, task))
+
+    def _closed(self, lane: Lane, task: asyncio.Task[None]) -> None:
+        """What the engine took with it is asked elsewhere, before what was never asked."""
+        work = lane.open.pop(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            lane.end(error)
+        unanswered = (work.request.sample, work.request.id) in self._missing[work.trial.key]
+        if unanswered and (task.cancelled() or error is not None):
+            self._queue.appendleft(work)
+        self._deal()
+
+    async def _carry(self, lane: Lane, work: _Work) -> None:
+        try:
+            await self._answer(lane, work)
+        except RequestRefused as err:
+            self._fail(work, f"the engine refused the request: {err}")
+        except TaskTimeout:
+            self._fail_task(work.trial.task)
+
+    async def _answer(self, lane: Lane, work: _Work) -> None:
         """One request until it has an answer, has been lost too often, or the pool stops."""
         while True:
             work.attempt += 1
             try:
-                await self._send_once(client, work)
+                await self._send_once(lane, work)
                 return
             except RequestLost as err:
                 if err.unreachable and self.ours:
@@ -144,15 +220,17 @@ class Pool:
             if self._stop.is_set() or work.trial.key in self.failed:
                 return
 
-    async def _send_once(self, client: Client, work: _Work) -> None:
+    async def _send_once(self, lane: Lane, work: _Work) -> None:
         end = self._task_end(work.trial.task)
         started = _now()
         try:
             async with asyncio.timeout_at(end):
-                answer = await client.complete(work.request.body, timeout_s=self.request_timeout_s)
+                answer = await lane.client.complete(work.request.body, timeout_s=self.request_timeout_s)
         except TimeoutError as err:
             raise TaskTimeout from err
         self._store(work, answer, started)
+        lane.answered_tokens += answer.completion_tokens
+        lane.last_progress = time.monotonic()
 
     def _task_end(self, task: str) -> float | None:
         """When the task's time is over, on the loop's clock; it starts with the task's first request."""
@@ -182,7 +260,6 @@ class Pool:
         self.stored.add(row, self.journal.append(row))
         self.generated += 1
         self.generated_tokens += answer.completion_tokens
-        self.last_progress = time.monotonic()
         missing = self._missing[trial.key]
         del missing[request.sample, request.id]
         if not missing and trial.key not in self.failed:

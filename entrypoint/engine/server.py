@@ -39,6 +39,12 @@ _TIDY_S = 2.0
 _KILL_GRACE_S = 15.0
 _TAIL_LINES = 15
 _NEIGHBOUR = re.compile(r"Error in memory profiling\. Initial free memory [^\n]*")
+_PORT = re.compile(r"EADDRINUSE|[Aa]ddress already in use")
+
+
+class PortTaken(TransientError):
+    """The engine chose a port that another one took before it: vLLM looks for a free one and binds it only later
+    (vllm#39015, #43206). Starting it again is all that it needs."""
 
 
 class Server:
@@ -51,14 +57,16 @@ class Server:
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def start(cls, engine: Engine, logs: Path) -> AsyncIterator[Self]:
+    async def start(cls, engine: Engine, logs: Path, *, number: int = 1) -> AsyncIterator[Self]:
         """Start the server, wait until it is healthy, and end it with its whole process group on the way out.
+
+        `number`: which of a run's engines it is, from 1; each has a log of its own.
 
         The body closes its requests first, so the server has nothing to finish: it gets a moment to tidy up,
         and none when the body was cancelled. EngineError when it does not become healthy, TransientError when
-        a neighbour on the card was the cause.
+        a neighbour on the card or on the node's ports was the cause.
         """
-        server = await cls._spawn(engine, logs)
+        server = await cls._spawn(engine, cls.log_of(logs, number))
         patience_s = _TIDY_S
         try:
             await server._become_healthy(engine.start_timeout_s)
@@ -68,6 +76,11 @@ class Server:
             raise
         finally:
             await server._finish(patience_s)
+
+    @staticmethod
+    def log_of(logs: Path, number: int) -> Path:
+        """Where engine `number` (from 1) of a run writes; every start is added at its end."""
+        return logs / ("engine.log" if number == 1 else f"engine-{number}.log")
 
     @property
     def exit_status(self) -> int | None:
@@ -96,12 +109,15 @@ class Server:
                 f"({neighbour[0][:200]}); nothing is wrong with the checkpoint: run the same command again, "
                 f"one job per card. Log: {self.log}"
             )
+        if _PORT.search(text):
+            return PortTaken(
+                f"the engine {what}: another engine took its port. Log: {self.log}, its last lines:\n{last}"
+            )
         return EngineError(f"the engine {what}. Log: {self.log}, its last lines:\n{last or '    (empty)'}")
 
     @classmethod
-    async def _spawn(cls, engine: Engine, logs: Path) -> Self:
-        logs.mkdir(parents=True, exist_ok=True)
-        log = logs / "engine.log"
+    async def _spawn(cls, engine: Engine, log: Path) -> Self:
+        log.parent.mkdir(parents=True, exist_ok=True)
         folder = _private_folder()
         argv = [*engine.argv, "--uds", str(folder / "engine.sock")]
         try:

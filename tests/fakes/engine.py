@@ -15,7 +15,7 @@ Answers:
                       "raw"            the whole answer as it is, e.g. half a JSON object
     default         text when no rule matches; without it, letters drawn from prompt, seed and temperature
     latency_s       seconds before each answer (0)
-    ignore_seed     true: drawn letters differ each time
+    ignore_seed     true: drawn letters differ each time (a list gives one per start)
     no_token_ids    true: answers hold no token ids
     no_tokenize     true: /tokenize is 404
     tokenize_shift  added to every id that /tokenize gives (0)
@@ -23,8 +23,8 @@ Answers:
 Faults of single completions:
     error_every       every Nth is an HTTP 500
     disconnect_every  every Nth loses its connection
-Faults of the server (numbers count completions since the start; a list gives one per start, null for never,
-and needs `starts`):
+Faults of the server (numbers count completions since the start; a list gives one per start, the last one for all
+later ones, null for never, and needs `starts`):
     die_after       exit with status 1 when one more comes
     hang_after      those that come later are never answered
     start_delay_s   seconds before it is healthy (0)
@@ -34,7 +34,9 @@ and needs `starts`):
     detach_child    true: that child has a session of its own
 Traces:
     starts          file that gets one line (the pid) per start
+    masks           file that gets one line per start: CUDA_VISIBLE_DEVICES
     bodies          file that gets one JSON line per completion request: its body
+    pids            file that gets one line per completion request: the pid that it came to
 
 Requests with `ignore_eos` (the canary's) count for no fault, are not traced, and are always answered with drawn
 letters up to max_tokens. Prompt plus max_tokens over --max-model-len gives fewer tokens and `length`, stop
@@ -92,12 +94,11 @@ class Model:
 class Fake:
     """The scripted server; counters are per start."""
 
-    def __init__(self, script: dict[str, Any], args: argparse.Namespace) -> None:
-        self.script, self.args = script, args
+    def __init__(self, script: dict[str, Any], args: argparse.Namespace, start: int) -> None:
+        self.script, self.args, self.start = script, args, start
         has_own = bool(args.model) and (Path(args.model) / "tokenizer.json").is_file()
         chosen = script.get("tokenizer", "model" if has_own else "bytes")
         self.tokenizer: Tokenizer = Model(args.model) if chosen == "model" else Bytes()
-        self.start = _count_start(script)
         self.asked, self.running, self.generated_tokens, self.prompt_tokens = 0, 0, 0, 0
         self.healthy = asyncio.Event()
         self.idle = asyncio.Event()
@@ -105,10 +106,11 @@ class Fake:
         self.odd = itertools.count()
 
     def limit(self, key: str) -> int | None:
-        value = self.script.get(key)
-        if isinstance(value, list):
-            value = value[min(self.start, len(value)) - 1]
+        value = self.value(key)
         return None if value is None else int(value)
+
+    def value(self, key: str) -> Any:
+        return _of_start(self.script, key, self.start)
 
     async def health(self, _: web.Request) -> web.Response:
         return web.Response(status=200 if self.healthy.is_set() else 503)
@@ -153,9 +155,8 @@ class Fake:
 
     def _trace(self, body: dict[str, Any]) -> None:
         self.asked += 1
-        if path := self.script.get("bodies"):
-            with Path(path).open("a") as handle:
-                handle.write(json.dumps(body) + "\n")
+        _append(self.script.get("bodies"), json.dumps(body))
+        _append(self.script.get("pids"), str(os.getpid()))
 
     async def _answer(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         counted = not body.get("ignore_eos")
@@ -214,7 +215,7 @@ class Fake:
         canary = body.get("ignore_eos", False)
         if text is not None and not canary:
             return str(text)
-        seed = next(self.odd) if self.script.get("ignore_seed") else body.get("seed")
+        seed = next(self.odd) if self.value("ignore_seed") else body.get("seed")
         key = json.dumps([prompt, seed if body.get("temperature", 1.0) > 0 else None])
         draw = random.Random(hashlib.sha256(key.encode()).digest())
         length = body.get("max_tokens", 16) if canary else draw.randint(8, 24)
@@ -240,14 +241,24 @@ def _refusal(body: dict[str, Any], prompt_tokens: int, max_model_len: int) -> st
     return None
 
 
+def _append(path: str | None, line: str) -> None:
+    if path is not None:
+        with Path(path).open("a") as handle:
+            handle.write(line + "\n")
+
+
+def _of_start(script: dict[str, Any], key: str, start: int) -> Any:
+    value = script.get(key)
+    return value[min(start, len(value)) - 1] if isinstance(value, list) else value
+
+
 def _count_start(script: dict[str, Any]) -> int:
-    """The number of this start, from 1."""
+    """The number of this start, from 1; several may start at the same time."""
+    _append(script.get("masks"), os.environ.get("CUDA_VISIBLE_DEVICES", ""))
     if "starts" not in script:
         return 1
-    path = Path(script["starts"])
-    with path.open("a") as handle:
-        handle.write(f"{os.getpid()}\n")
-    return len(path.read_text().splitlines())
+    _append(script["starts"], str(os.getpid()))
+    return Path(script["starts"]).read_text().splitlines().index(str(os.getpid())) + 1
 
 
 def _fork_stubborn(path: str, detach: bool) -> None:
@@ -267,8 +278,8 @@ def _fork_stubborn(path: str, detach: bool) -> None:
         signal.pause()
 
 
-async def serve(script: dict[str, Any], args: argparse.Namespace) -> None:
-    fake = Fake(script, args)
+async def serve(script: dict[str, Any], args: argparse.Namespace, start: int) -> None:
+    fake = Fake(script, args, start)
     app = web.Application(client_max_size=1 << 28)
     app.add_routes(
         [
@@ -285,7 +296,7 @@ async def serve(script: dict[str, Any], args: argparse.Namespace) -> None:
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGINT, stop.set)
     loop.add_signal_handler(signal.SIGTERM, (lambda: None) if script.get("ignore_term") else stop.set)
-    loop.call_later(script.get("start_delay_s", 0), fake.healthy.set)
+    loop.call_later(fake.value("start_delay_s") or 0, fake.healthy.set)
     print(f"fake engine, start {fake.start}, on {args.uds}", flush=True)
     await stop.wait()
     with contextlib.suppress(TimeoutError):
@@ -302,13 +313,13 @@ def main() -> int:
     parser.add_argument("--fake", default=os.environ.get("EVALCRATE_FAKE_ENGINE"))
     args, _ = parser.parse_known_args()
     script: dict[str, Any] = json.loads(Path(args.fake).read_text()) if args.fake else {}
-    if refusal := script.get("refuse_start"):
-        _count_start(script)
+    start = _count_start(script)
+    if refusal := _of_start(script, "refuse_start", start):
         print(refusal["log"], flush=True)
         return int(refusal["exit_code"])
     if "stubborn_child" in script:
         _fork_stubborn(script["stubborn_child"], bool(script.get("detach_child")))
-    asyncio.run(serve(script, args))
+    asyncio.run(serve(script, args, start))
     return 0
 
 

@@ -43,6 +43,7 @@ class Run:
     engine: dict[str, Any] = field(default_factory=dict)
     task_timeout_s: float | None = None
     on_overlong: str = "refuse"
+    replicas: int = 1
     complete: list[tuple[str, int]] = field(default_factory=list)
     progress: list[Progress] = field(default_factory=list)
 
@@ -63,7 +64,7 @@ class Run:
 
     def plan(self) -> Plan:
         script = self.folder / "script.json"
-        traces = {"starts": str(self.folder / "starts"), "bodies": str(self.folder / "bodies")}
+        traces = {name: str(self.folder / name) for name in ("starts", "bodies", "pids")}
         script.write_text(json.dumps({**traces, **self.script}))
         values: dict[str, Any] = {
             "kind": "vllm",
@@ -79,7 +80,7 @@ class Run:
             "shutdown_timeout_s": 20.0,
             "max_open_requests": 4,
         }
-        return a_plan(Engine(**{**values, **self.engine}), self.task_timeout_s, self.on_overlong)
+        return a_plan(Engine(**{**values, **self.engine}), self.task_timeout_s, self.on_overlong, self.replicas)
 
     def starts(self) -> int:
         path = self.folder / "starts"
@@ -94,11 +95,12 @@ class Run:
         return {r.id: view.load(r, t.fingerprint).text for t in trials for r in t.requests}
 
 
-def a_plan(engine: Engine, task_timeout_s: float | None, on_overlong: str) -> Plan:
+def a_plan(engine: Engine, task_timeout_s: float | None, on_overlong: str, replicas: int) -> Plan:
     blank: dict[str, Any] = dict.fromkeys(Evaluation.__dataclass_fields__)
     evaluation = Evaluation(**{**blank, "on_overlong": on_overlong})
     blank = dict.fromkeys(Placement.__dataclass_fields__)
-    placement = Placement(**{**blank, "engine": engine})
+    own = tuple({"CUDA_VISIBLE_DEVICES": f"GPU-{n}"} for n in range(replicas) if replicas > 1)
+    placement = Placement(**{**blank, "engine": engine, "replicas": own})
     return Plan(
         evaluation=evaluation,
         placement=placement,
