@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -96,6 +96,12 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument(
             "--set", action="append", default=[], metavar="KEY=VALUE", help="override one key of the job"
         )
+        command.add_argument(
+            "--profile", type=Path, metavar="FILE", help="a GPU profile of your own, in place of engine.profile"
+        )
+        command.add_argument(
+            "--full-hash", action="store_true", help="identify the checkpoint by every byte of its weights (slow)"
+        )
         command.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
         command.set_defaults(command=_plan if name == "plan" else _run if name == "run" else _stage, stage=name)
         if name in ("run", "plan"):
@@ -107,8 +113,10 @@ def _parser() -> argparse.ArgumentParser:
     schema = commands.add_parser("schema", help="print the JSON schema of a job file, for editors")
     schema.set_defaults(command=_schema)
     _add_data(commands)
-    doctor = commands.add_parser("doctor", help="what this machine can do, and what isolates graders on it")
-    doctor.add_argument("--json", action="store_true", help="print the result as JSON on stdout")
+    doctor = commands.add_parser(
+        "doctor", help="what this machine can do, what is wrong with it, what isolates graders"
+    )
+    doctor.add_argument("--json", action="store_true", help="print it as JSON on stdout")
     doctor.set_defaults(command=_doctor)
     sources = commands.add_parser("sources", help="get the pinned benchmark source (EVALCHEMY_REPO) and patch it")
     sources.add_argument("names", nargs="*", metavar="NAME", help="a benchmark outside the suites, such as AIW")
@@ -163,12 +171,14 @@ def _schema(_: argparse.Namespace, __: Mapping[str, str]) -> int:
 
 
 def _doctor(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
-    from entrypoint import doctor
+    from entrypoint.doctor import as_text, as_values, examine
     from entrypoint.prepare import root
 
-    found = doctor.examine(root(), environ)
-    print(json.dumps(found, indent=2, ensure_ascii=False) if arguments.json else doctor.as_text(found))
-    return 0
+    found = examine(root(), environ)
+    print(json.dumps(as_values(found), indent=2) if arguments.json else as_text(found), flush=True)
+    for trouble in found.troubles:
+        print(f"evalcrate: {trouble}", file=sys.stderr)
+    return found.troubles[0].exit_code if found.troubles else 0
 
 
 def _sources(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
@@ -204,7 +214,8 @@ def _each_job(arguments: argparse.Namespace, work: Callable[[JobSpec], Evalcrate
     """Reads all jobs before any is worked on; the exit code is that of the first one that failed."""
     from entrypoint.job import load_job
 
-    jobs = [load_job(path, arguments.set) for path in arguments.jobs]
+    own = [] if arguments.profile is None else [f"engine.profile={json.dumps(str(arguments.profile.absolute()))}"]
+    jobs = [load_job(path, [*arguments.set, *own]) for path in arguments.jobs]
     code = 0
     for path, job in zip(arguments.jobs, jobs, strict=True):
         try:
@@ -222,14 +233,15 @@ def _each_job(arguments: argparse.Namespace, work: Callable[[JobSpec], Evalcrate
 
 def _plan(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
     from entrypoint.prepare import prepare
-    from entrypoint.preview import as_text, as_values
+    from entrypoint.preview import as_text, as_values, preview
 
     def show(job: JobSpec) -> EvalcrateError | None:
-        prepared = prepare(job, environ, force=arguments.force)
-        print(json.dumps(as_values(prepared), indent=2) if arguments.json else as_text(prepared), flush=True)
-        for refusal in prepared.refusals[1:]:
+        prepared = prepare(job, environ, force=arguments.force, full_hash=arguments.full_hash)
+        shown = preview(prepared, force=arguments.force)
+        print(json.dumps(as_values(shown), indent=2) if arguments.json else as_text(shown), flush=True)
+        for refusal in shown.refusals[1:]:
             print(f"evalcrate: {refusal}", file=sys.stderr)
-        return prepared.refusals[0] if prepared.refusals else None
+        return shown.refusals[0] if shown.refusals else None
 
     return _each_job(arguments, show)
 
@@ -238,32 +250,45 @@ def _plan(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
 def _started(arguments: argparse.Namespace, job: JobSpec, environ: Mapping[str, str]) -> Iterator[Run]:
     """A Run for the job, with its folder locked and the start of its provenance written."""
     from entrypoint import lock
+    from entrypoint.card_lock import CardLocks
     from entrypoint.data_folder import check_contents
+    from entrypoint.host import allow_open_files
     from entrypoint.prepare import layout_of, prepare
     from entrypoint.progress import Lines
     from entrypoint.run import Run
+    from entrypoint.shortfall import open_files
     from entrypoint.source import cache_root
 
     force = getattr(arguments, "force", False)
-    prepared = prepare(job, environ, force=force)
-    if prepared.refusals or prepared.plan is None or prepared.machine is None:
-        raise prepared.refusals[0]
-    layout = layout_of(prepared.plan)
-    with lock.held(layout.work / "lock"):
-        run = Run(
-            plan=prepared.plan,
-            layout=layout,
-            reporter=Lines(quiet=arguments.log_level in ("warning", "error")),
+    with closing(CardLocks(cache_root(environ))) as locks:
+        prepared = prepare(
+            job,
+            environ,
             force=force,
-            overlap=arguments.stage == "run",
-            image={"name": environ["EVALCRATE_IMAGE"]} if environ.get("EVALCRATE_IMAGE") else {},
-            host=prepared.machine,
-            cores=len(os.sched_getaffinity(0)),
+            full_hash=arguments.full_hash,
+            locks=locks if arguments.stage in ("run", "generate") else None,
         )
-        run.begin()
-        if arguments.stage in ("run", "collect", "grade"):
-            check_contents(prepared.plan.placement.data, cache_root(environ) / "data-hashes.json")
-        yield run
+        if prepared.refusals or prepared.plan is None or prepared.machine is None or prepared.checkpoint is None:
+            raise prepared.refusals[0]
+        layout = layout_of(prepared.plan)
+        allow_open_files(open_files(prepared.plan.placement))
+        with lock.held(layout.work / "lock"):
+            run = Run(
+                plan=prepared.plan,
+                layout=layout,
+                reporter=Lines(quiet=arguments.log_level in ("warning", "error")),
+                force=force,
+                overlap=arguments.stage == "run",
+                image={"name": environ["EVALCRATE_IMAGE"]} if environ.get("EVALCRATE_IMAGE") else {},
+                host=prepared.machine,
+                weights_bytes=prepared.checkpoint.weights_bytes,
+                cores=len(os.sched_getaffinity(0)),
+                release_cards=locks.close,
+            )
+            run.begin()
+            if arguments.stage in ("run", "collect", "grade"):
+                check_contents(prepared.plan.placement.data, cache_root(environ) / "data-hashes.json")
+            yield run
 
 
 def _run(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:

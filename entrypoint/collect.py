@@ -165,6 +165,14 @@ def recall(plan: Plan, layout: Layout) -> dict[str, CollectedTask]:
     return found
 
 
+def known_trials(plan: Plan, layout: Layout, task: TaskPlan) -> dict[int, CollectedTrial]:
+    """The trials of the plan that an earlier collect wrote under the same inputs, by seed: all, some or none."""
+    if not layout.collected(task.name).is_file():
+        return {}
+    known = _known(layout, task, _inputs(plan, task))
+    return {seed: CollectedTrial(**known[seed]) for seed in task.seeds if seed in known}
+
+
 def _inputs(plan: Plan, task: TaskPlan) -> str:
     """Digest of everything that can change a request of the task, the seeds apart."""
     what = asdict(plan.evaluation)

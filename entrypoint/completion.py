@@ -162,6 +162,16 @@ def task_state(layout: Layout, task: TaskPlan, expected: Mapping[int, TrialPrint
     )
 
 
+def expected_prints(plan: Plan, task: TaskPlan, trials: Mapping[int, tuple[str, int]]) -> dict[int, TrialPrints]:
+    """What the trials of a task have to be bound to; `trials`: digest and number of the requests of each seed."""
+    fields = fingerprint.grading(plan, task, "", fingerprint.grader_versions()).fields
+    grading = {name: value for name, value in fields.items() if name != "generations"}
+    return {
+        seed: TrialPrints(generation=fingerprint.generation(plan, task, requests), grading=grading, rows=rows)
+        for seed, (requests, rows) in trials.items()
+    }
+
+
 def settings_mismatch(plan: Plan, task: TaskPlan, about: Mapping[str, Any]) -> str | None:
     """Why a trial is none of this plan: made under something else than it says, or than it asked for itself.
 

@@ -8,11 +8,21 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from entrypoint.data_lock import FILE_NAME, DataLock, HubData, LockedFile, Split, digest_of, empty_lock, read_lock
+from entrypoint.data_lock import (
+    FILE_NAME,
+    DataLock,
+    HubData,
+    LockedFile,
+    Split,
+    TreeData,
+    digest_of,
+    empty_lock,
+    read_lock,
+)
 from entrypoint.errors import JobError, MachineError
 from entrypoint.layout import read_json, write_json
 from entrypoint.plan import DataFiles
@@ -58,13 +68,17 @@ class DataState:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaskData:
-    """A task's data here: its state in words, the digest for the plan and the files; None of both when not whole."""
+    """A task's data here: its state in words, the digest for the plan and the files; None of both when not whole.
+
+    `rows`: how many the task's only split or file has, as far as a lock tells.
+    """
 
     task: str
     words: str
     states: tuple[DataState, ...]
     digest: str
     files: tuple[DataFiles, ...]
+    rows: int | None
 
     @property
     def missing(self) -> tuple[DataState, ...]:
@@ -92,7 +106,14 @@ def _task_data(task: str, lock: DataLock, folder: DataFolder, held: DataLock) ->
         states=states,
         digest=digest_of(entries) if whole else "",
         files=tuple(_data_files(entry, folder) for entry in entries) if whole else (),
+        rows=_rows(states, lock.in_tree(name)),
     )
+
+
+def _rows(states: Sequence[DataState], in_tree: Sequence[TreeData]) -> int | None:
+    splits = [split for state in states for split in (state.held or state.wanted).splits.values()]
+    parts = splits or in_tree
+    return parts[0].rows if len(parts) == 1 else None
 
 
 def _data_files(entry: HubData, folder: DataFolder) -> DataFiles:

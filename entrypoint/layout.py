@@ -114,6 +114,11 @@ class Layout:
         return self.work / "provenance.json"
 
     @property
+    def speed(self) -> Path:
+        """How fast the last run that generated something was, for plans to come."""
+        return self.work / "speed.json"
+
+    @property
     def results_json(self) -> Path:
         return self.root / "results.json"
 

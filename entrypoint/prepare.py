@@ -8,20 +8,26 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 
-from entrypoint import enforcement, host, source, task_plan
-from entrypoint.catalog import Catalog, Profile, load_catalog
+from entrypoint import architecture, enforcement, host, source, task_plan
+from entrypoint.card_lock import CardLocks
+from entrypoint.catalog import Catalog, Profile, load_catalog, with_profile_file
 from entrypoint.checkpoint import Checkpoint, inspect
 from entrypoint.completion import early_conflicts
 from entrypoint.data_folder import DataFolder, TaskData, look, refusal
 from entrypoint.data_lock import FILE_NAME, read_lock
 from entrypoint.errors import CheckpointError, EvalcrateError, JobError, MachineError
+from entrypoint.gpu import Gpu
 from entrypoint.job import JobSpec
 from entrypoint.layout import Layout
-from entrypoint.placement import place
+from entrypoint.notice import machine_notices
+from entrypoint.placement import cards_of, choose_profile, place
 from entrypoint.plan import Plan, TaskPlan, max_model_len, resolve
+from entrypoint.shortfall import shortfalls
 from entrypoint.task_plan import TaskSources
 
 _TEMPLATE_NAMES = {
@@ -62,31 +68,46 @@ def lock_file(environ: Mapping[str, str]) -> Path:
     return Path(environ.get("EVALCRATE_DATA_LOCK") or root() / FILE_NAME)
 
 
-def prepare(job: JobSpec, environ: Mapping[str, str], *, force: bool = False) -> Prepared:
-    """Looks at everything that can be looked at; the refusals come in the order in which a run would meet them."""
-    home = root()
-    catalog = load_catalog(home)
-    patches = home / "patches/evalchemy"
-    extras = dict.fromkeys(source.read_upstream(patches).extra_names)
-    sources = TaskSources(root=home, tree=None, series=source.series_digest(patches), extras=extras)
-    tasks = task_plan.resolve_tasks(job, catalog, sources)
-    data: Mapping[str, TaskData] = {}
+def prepare(
+    job: JobSpec,
+    environ: Mapping[str, str],
+    *,
+    force: bool = False,
+    full_hash: bool = False,
+    locks: CardLocks | None = None,
+) -> Prepared:
+    """Looks at everything that can be looked at; the refusals come in the order in which a run would meet them.
+
+    With `locks` the engine's cards are held from before their memory is measured; without, a held one is only named.
+    """
+    home, refusals = root(), list[EvalcrateError]()
+    catalog = with_profile_file(load_catalog(home), job.engine.profile)
+    tasks, sources, data = _tasks(job, catalog, environ, refusals)
     checkpoint: Checkpoint | None = None
     machine: host.Host | None = None
     plan: Plan | None = None
-    refusals: list[EvalcrateError] = []
-    try:
-        sources = replace(sources, tree=_tree(home, tasks, environ), extras=_extras(home, tasks, sources, environ))
-        refusals += task_plan.refusals(tasks, sources)
-        data = look(read_lock(lock_file(environ)), data_folder(job.data, environ), [task.name for task in tasks])
-        tasks = tuple(replace(task, data=data[task.name].digest) for task in tasks)
-        refusals += _without_data(job, catalog, data, environ)
-        checkpoint = inspect(job.checkpoint)
-        machine = host.look(home, environ, gpus=job.engine.kind == "vllm" and job.engine.profile != "cpu")
-        plan = _plan(job, catalog, tasks, checkpoint, machine, sources, data)
-        refusals += _later(plan, environ, force)
-    except EvalcrateError as err:
-        refusals.append(err)
+    with _noting(refusals):
+        models = architecture.load_models(home)
+        checkpoint = inspect(
+            job.checkpoint,
+            models,
+            dtype=job.engine.dtype,
+            own_template=job.chat_template == "auto",
+            full_hash=full_hash,
+            cache=source.cache_root(environ),
+        )
+        refusals += _unusable(job, checkpoint, models, max_model_len(job, tasks))
+    with _noting(refusals):
+        machine = _look(job, environ)
+    if checkpoint is not None and machine is not None:
+        with _noting(refusals):
+            machine = _held(job, catalog, tasks, checkpoint, machine, environ, locks)
+        with _noting(refusals):
+            plan = _plan(job, catalog, tasks, checkpoint, machine, sources, data)
+            refusals += _later(plan, environ, force)
+            refusals += shortfalls(plan.placement, machine, job.engine.dtype, checkpoint.weights_bytes)
+    if machine is None:  # without its cards, to be shown only
+        machine = host.look(home, environ, cache=source.cache_root(environ), gpus=False, home=False)
     return Prepared(
         job=job,
         tasks=tasks,
@@ -97,6 +118,83 @@ def prepare(job: JobSpec, environ: Mapping[str, str], *, force: bool = False) ->
         plan=plan,
         refusals=tuple(refusals),
     )
+
+
+def _tasks(
+    job: JobSpec, catalog: Catalog, environ: Mapping[str, str], refusals: list[EvalcrateError]
+) -> tuple[tuple[TaskPlan, ...], TaskSources, Mapping[str, TaskData]]:
+    """The tasks, and where their code and their data are; what is not there is noted."""
+    patches = root() / "patches/evalchemy"
+    extras = dict.fromkeys(source.read_upstream(patches).extra_names)
+    sources = TaskSources(root=root(), tree=None, series=source.series_digest(patches), extras=extras)
+    tasks = task_plan.resolve_tasks(job, catalog, sources)
+    with _noting(refusals):
+        sources = replace(sources, tree=_tree(root(), tasks, environ), extras=_extras(root(), tasks, sources, environ))
+    refusals += task_plan.refusals(tasks, sources)
+    data: Mapping[str, TaskData] = {}
+    with _noting(refusals):
+        data = look(read_lock(lock_file(environ)), data_folder(job.data, environ), [task.name for task in tasks])
+        tasks = tuple(replace(task, data=data[task.name].digest) for task in tasks)
+        refusals += _without_data(job, catalog, data, environ)
+    return tasks, sources, data
+
+
+@contextmanager
+def _noting(refusals: list[EvalcrateError]) -> Iterator[None]:
+    """A refusal inside the block is noted, and the rest goes on with what is known."""
+    try:
+        yield
+    except EvalcrateError as err:
+        refusals.append(err)
+
+
+def _unusable(
+    job: JobSpec, checkpoint: Checkpoint, models: architecture.Models, length: int
+) -> Iterator[CheckpointError]:
+    """What our engine would refuse of the checkpoint; a server that is already there has its own rules."""
+    if job.engine.kind != "vllm":
+        return
+    yield from architecture.refusals(
+        checkpoint.path,
+        checkpoint.config,
+        checkpoint.tokenizer_config,
+        models,
+        trust_remote_code=job.engine.trust_remote_code,
+    )
+    if checkpoint.limit is not None and length > checkpoint.limit.tokens:
+        yield CheckpointError(
+            f"engine.max_model_len {length}: the engine refuses more than the checkpoint's {checkpoint.limit.tokens} "
+            f"tokens (config.json: {checkpoint.limit.why}); lower sampling.max_tokens and engine.max_model_len, or "
+            "give the checkpoint the rope scaling that it was made for"
+        )
+
+
+def _look(job: JobSpec, environ: Mapping[str, str]) -> host.Host:
+    ours = job.engine.kind == "vllm"
+    cache = source.cache_root(environ)
+    return host.look(root(), environ, cache=cache, gpus=ours and job.engine.profile != "cpu", home=ours)
+
+
+def _held(
+    job: JobSpec,
+    catalog: Catalog,
+    tasks: tuple[TaskPlan, ...],
+    checkpoint: Checkpoint,
+    machine: host.Host,
+    environ: Mapping[str, str],
+    locks: CardLocks | None,
+) -> host.Host:
+    """The machine as it is once the engine's cards are held: what is free there changes until then."""
+    cards: tuple[Gpu, ...] = ()
+    if job.engine.kind == "vllm" and machine.gpus:
+        with suppress(EvalcrateError):  # the plan says it
+            profile = choose_profile(job, catalog, machine)
+            cards = cards_of(job, profile, checkpoint, machine, max_model_len(job, tasks)).used
+    if locks is None:
+        CardLocks(source.cache_root(environ)).refuse_held(cards)
+        return machine
+    locks.take(cards)
+    return _look(job, environ) if cards else machine
 
 
 def data_folder(asked: str | Path | None, environ: Mapping[str, str]) -> DataFolder:
@@ -184,7 +282,9 @@ def _plan(
         max_model_len=length,
     )
     profile = None if placement.profile is None else catalog.profile(placement.profile)
-    return resolve(job, tasks, checkpoint, template, placement, _warnings(job, checkpoint, length, profile))
+    notices = machine_notices(job, profile, checkpoint, machine, placement, length, datetime.now(UTC))
+    warnings = (*_warnings(job, checkpoint, length, profile), *notices)
+    return resolve(job, tasks, checkpoint, template, placement, warnings)
 
 
 def _template(job: JobSpec, checkpoint: Checkpoint) -> str | None:
@@ -208,12 +308,13 @@ def _template(job: JobSpec, checkpoint: Checkpoint) -> str | None:
 
 def _warnings(job: JobSpec, checkpoint: Checkpoint, length: int, profile: Profile | None) -> tuple[str, ...]:
     found = []
-    limit = checkpoint.max_position_embeddings
-    if limit is not None and length > limit:
+    limit = checkpoint.limit
+    if job.engine.kind == "endpoint" and limit is not None and length > limit.tokens:
         found.append(
-            f"engine.max_model_len {length} is more than the checkpoint's max_position_embeddings {limit}; "
-            "the engine may refuse it"
+            f"engine.max_model_len {length} is more than the checkpoint's {limit.tokens} ({limit.why}); the server may "
+            "refuse it"
         )
+    found += [*checkpoint.warnings, *architecture.notices(checkpoint.config, architecture.load_models(root()))]
     if not job.engine.vram_clamp:
         found.append("engine.vram_clamp is off: the profile's memory fraction is trusted whatever else uses the card")
     if job.engine.kind == "endpoint":

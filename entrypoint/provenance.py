@@ -63,6 +63,7 @@ def collect_provenance(
             "kind": where.engine.kind,
             "version": where.engine.version,
             "profile": where.profile,
+            "replicas": len(where.engines),
             "numerics": dict(where.numerics),
             "packages": _engine_packages(host),
         },
