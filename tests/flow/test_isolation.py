@@ -26,6 +26,7 @@ from entrypoint.sandbox import ChildJob, ask_child
 from tests.flow.conftest import Bench
 
 ROOT = Path(__file__).parents[2]
+SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc", "/sys")
 # Stands in for the harness child: confined in the same way, then it runs the code it was told and answers `answer`.
 HOSTILE = """
 import json, os, sys
@@ -272,14 +273,15 @@ def test_a_run_says_and_records_what_is_not_enforced(
 @pytest.mark.skipif(os.getuid() != 0 or shutil.which("bwrap") is None, reason="needs root and bubblewrap")
 def test_all_of_it_holds_for_an_ordinary_user_too(tmp_path: Path) -> None:
     """The same tests in a process of uid 1000, which sees this interpreter wherever it lies."""
-    base, own = sys.base_prefix, tmp_path / "tmp"
+    own = tmp_path / "tmp"
     own.mkdir()
     os.chown(own, 1000, 1000)
-    above = [word for place in reversed(Path(base).parents) for word in ("--dir", str(place))]
-    hidden = ["--tmpfs", "/root"] if base.startswith("/root/") else []
-    see = ["--bind", "/", "/", "--dev-bind", "/dev", "/dev", *hidden, *above, "--ro-bind", base, base]
+    see = [word for place in SYSTEM for word in ("--ro-bind-try", place, place)]
+    see += ["--bind", "/proc", "/proc", "--dev-bind", "/dev", "/dev", "--bind", str(own), "/tmp"]
+    for place in (sys.base_prefix, str(ROOT)):
+        see += [word for above in reversed(Path(place).parents) for word in ("--dir", str(above))]
+        see += ["--ro-bind", place, place]
     keep = ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
-    see += ["--bind", str(own), "/tmp"]
     user = ["setpriv", "--reuid", "1000", "--regid", "1000", "--clear-groups"]
     test = [
         sys.executable,
